@@ -98,11 +98,12 @@ class Choice:
     async def _size(self, client: Client) -> tuple[int, int]:
         """Return how many workers may hold pieces, and how many of them may be lost."""
         scheduler: Any = client.scheduler
-        n = len(self.workers or await scheduler.ncores())
+        # Paused and retiring workers take no pieces.
+        n = len(self.workers or await scheduler.ncores_running())
         if not n:
             raise ValueError(
-                "The cluster has no workers yet: call `client.wait_for_workers(n)`, or pass "
-                "`minimum_workers=n`."
+                "The cluster has no running workers yet: call `client.wait_for_workers(n)`, or "
+                "pass `minimum_workers=n`."
             )
         if self.redundancy is not None:
             return n, check_redundancy(self.redundancy, n)

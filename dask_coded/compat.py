@@ -59,6 +59,7 @@ __all__ = [
     "UnfusedTask",
     "add_page",
     "convert_legacy_graph",
+    "count_workers",
     "current_key",
     "deserialize_numpy_ndarray",
     "drop_topics",
@@ -260,6 +261,14 @@ def known_workers(client: Client | None) -> int | None:
     # 2024.12.0 has all workers and no number; newer ones have the number and a few workers.
     number: int | None = found.get("n_workers", len(found["workers"])) if found else None
     return number
+
+
+async def count_workers(client: Client) -> None:
+    """Have a client hear how many workers there are, which it may not know after waiting for them.
+
+    Without it, the representation of an array may say for two seconds that workers have left.
+    """
+    await client._update_scheduler_info()
 
 
 def send_to_scheduler(client: Client, message: Mapping[str, Any]) -> None:

@@ -123,7 +123,7 @@ class Report(Summary):
         if self.rounds:
             text += f", the last took {1e3 * self.last_seconds:.3g} ms"
         if self.bound > 0:
-            text += f", {self.last_seconds / self.bound:.3g} of the fluid bound"
+            text += f", {self.last_seconds / self.bound:.3g} times the fluid bound"
         if self.alone:
             mean = 1e3 * self.alone_seconds / self.alone
             text += f"; {self.alone} products alone, {mean:.3g} ms each"

@@ -30,12 +30,15 @@ from dask_coded.compat import TaskRef, leave_topic
 from dask_coded.loop import TOPIC, Loop, PiecesMade, Progress
 from dask_coded.pair import CodedPair
 from dask_coded.products import ProductArray
+from dask_coded.runtime.client.install import install
 from dask_coded.runtime.client.waiting import (
     TaskFuture,
     current_client,
     in_task,
+    outside_pool,
     result_of,
     waiting_client,
+    while_connected,
 )
 from dask_coded.runtime.coordinator.tasks import (
     DataSlot,
@@ -137,6 +140,7 @@ def submit(
     if any(isinstance(value, _Own) and value.tolerant for value in kwargs.values()):
         options = replace(options, tolerant=True)
     data: list[Any] = []
+    loops: list[Loop] = []
     storages: set[str] = set()
 
     def slot(value: Any) -> Any:
@@ -148,6 +152,7 @@ def submit(
         if isinstance(value, Loop):
             if isinstance(value, _Own):
                 return value.slot
+            loops.append(value)
             if value.storage in storages:
                 raise ValueError(f"Two loops have the storage {value.storage!r}: pass one each.")
             if value.storage is None:
@@ -172,6 +177,10 @@ def submit(
 
     in_process = getattr(client.scheduler, "address", "").startswith("inproc://")
     places, named = map_nested(slot, args), map_nested(slot, kwargs)
+    if loops and not (arrays or client.asynchronous or in_task()):
+        # The cluster may have no array yet, and no plugins, which keep the state of a loop.
+        with outside_pool():
+            client.sync(lambda: while_connected(client, install(client)))
     name = getattr(function, "__name__", "function")
     key = f"coded-{name}-{uuid.uuid4().hex}"
     task = CodedTask(

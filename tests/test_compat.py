@@ -21,6 +21,7 @@ TREES = {
 COMPAT = TREES.pop("compat.py")
 #: Of named tuples, `sys`, SciPy and PyTorch.
 OTHERS = {"_fields", "_getframe", "_replace", "_sparsetools", "_version", "_BatchNorm", "_NormBase"}
+OTHERS |= {"_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"}
 
 
 def imported(tree: ast.Module) -> Iterator[tuple[str, str]]:

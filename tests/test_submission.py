@@ -212,3 +212,13 @@ def test_what_a_callback_raises_ends_the_algorithm(client):
     poll_for(lambda: not any(client.processing().values()), timeout=60)
     with pytest.raises(ZeroDivisionError, match="of the test"):
         submission.run(count, 1, client=client, callback=fail)  # of its last report
+
+
+def test_a_loop_alone_installs_what_keeps_its_state():
+    def count(loop):
+        return loop.resume(0) + 1
+
+    with Client(
+        n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None
+    ) as client:
+        assert coded.submit(count, loop=coded.Loop(), client=client).result() == 1

@@ -31,6 +31,11 @@ class Unfit:
 
 
 @dataclass(frozen=True)
+class Fit:
+    """Workers can take part, or may come."""
+
+
+@dataclass(frozen=True)
 class Waiting:
     """What was asked for is being made: ask again.
 
@@ -200,7 +205,9 @@ class RoundPlan:
         return np.array(self.speeds, dtype=np.float64)
 
 
-Answer = Lost | Unfit | Waiting | Over | Placed | Extended | Recipe | Stored | Holders | RoundPlan
+Answer = (
+    Lost | Unfit | Fit | Waiting | Over | Placed | Extended | Recipe | Stored | Holders | RoundPlan
+)
 
 
 #: An answer as it travels.

@@ -28,7 +28,7 @@ from dask_coded.arguments import check_place, check_positive, check_whole
 from dask_coded.compression import EXACT, Compression, sum_dtype
 from dask_coded.display import Display
 from dask_coded.loop import Progress
-from dask_coded.runtime.client.install import install
+from dask_coded.runtime.client.install import check_fit, install
 from dask_coded.runtime.client.waiting import (
     outside_pool,
     threads_of,
@@ -262,8 +262,13 @@ def train(
     allowed = None if workers is None else named_workers(client, "workers", workers)
     leader = None if leader is None else named_workers(client, "leader", leader)
     state = found_state(resume, checkpoint, start, optimizer)
+
+    async def prepare() -> None:
+        await install(client, TrainingSchedulerPlugin())
+        await check_fit(client, allowed)
+
     with outside_pool():
-        client.sync(lambda: while_connected(client, install(client, TrainingSchedulerPlugin())))
+        client.sync(lambda: while_connected(client, prepare()))
     data, batch_size = joined(data, steps, batch_size)
     samples, targets, held = load(client, data)
     scoring = None

@@ -133,7 +133,12 @@ def with_units(
 
 def named_workers(client: Client, name: str, workers: str | Sequence[str]) -> tuple[str, ...]:
     """Return the addresses of an argument, of which at least one must be in the cluster."""
-    addresses = (workers,) if isinstance(workers, str) else tuple(workers)
+    named: Any = (workers,) if isinstance(workers, str) else workers
+    addresses = tuple(named) if isinstance(named, Iterable) else (None,)
+    if not all(isinstance(address, str) for address in addresses):
+        raise TypeError(
+            f"Argument {name!r} must be an address or a list of addresses, it is {workers!r}."
+        )
     if not set(addresses) & set(threads_of(client)):
         raise ValueError(
             f"Argument {name!r} must contain the address of a worker in the cluster, as listed by "

@@ -46,16 +46,16 @@ def load(
         If the data have another type, or samples and targets differ in length.
     """
     if not isinstance(data, tuple | list) or len(data) != 2:
-        found, way_out = type(data).__name__, ""
+        given, way_out = type(data).__name__, ""
         if isinstance(data, tuple | list):
-            found += f" of {len(data)}"
+            given += f" of {len(data)}"
         elif not hasattr(data, "shape"):
             # A data set of PyTorch can be indexed, a loader can only be iterated.
             is_set = hasattr(data, "__getitem__")
             way_out = ": pass a `DataLoader` of it" if is_set else ": pass whole arrays"
         raise TypeError(
             f"{name[0].upper()}{name[1:]} must be a pair, samples and targets, it is a "
-            f"{found}{way_out}."
+            f"{given}{way_out}."
         )
     futures: list[Future] = []
     found = []

@@ -111,8 +111,8 @@ class TorchModule:
         parts = [name or "itself" for name, p in module.named_modules() if is_parametrized(p)]
         if parts:
             raise ValueError(
-                f"The module has parametrizations, in {', '.join(parts)}, with which PyTorch cannot "
-                f"send it to workers: use layers without `torch.nn.utils.parametrizations`."
+                f"The module has parametrizations, in {', '.join(parts)}, with which PyTorch "
+                f"cannot send it to workers: use layers without `torch.nn.utils.parametrizations`."
             )
         self.module = module
         self._loss = loss

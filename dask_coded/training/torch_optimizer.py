@@ -39,7 +39,7 @@ class TorchOptimizer(Optimizer):
         As for :class:`SGD`, or a scheduler.
     """
 
-    kind: type[torch.optim.Optimizer]
+    kind: Callable[[Any], torch.optim.Optimizer]
     shapes: Sequence[tuple[int, ...]]
     groups: Sequence[tuple[dict[str, Any], Sequence[int]]]
     first: dict[str, Vector]
@@ -84,7 +84,7 @@ class TorchOptimizer(Optimizer):
         for old, new in zip(before, optimizer.param_groups, strict=True):
             if changed := [name for name in new if not _same(new[name], old.get(name, _MISSING))]:
                 raise TypeError(
-                    f"{self.kind.__name__} changes the options {changed} of its groups in a step, "
+                    f"{type(optimizer).__name__} changes the options {changed} of its groups in a step, "
                     f"which workers do not keep: use an optimizer of `torch.optim`."
                 )
         state.update(kept_state(optimizer, tensors))
@@ -199,6 +199,7 @@ def check_carried(optimizer: torch.optim.Optimizer) -> None:
     TypeError
         If it has hooks or other attributes, or cannot be made from groups alone.
     """
+    kind: Callable[[Any], torch.optim.Optimizer] = type(optimizer)
     name = type(optimizer).__name__
     way_out = "use an optimizer of `torch.optim`, or write a `training.Optimizer`"
     if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
@@ -208,7 +209,7 @@ def check_carried(optimizer: torch.optim.Optimizer) -> None:
         )
     groups = [{**group, "params": [*group["params"]]} for group in optimizer.param_groups]
     try:
-        again = type(optimizer)(groups)
+        again = kind(groups)
     except Exception as exc:
         raise TypeError(
             f"A {name} cannot be made from its groups alone, which workers do in each step "

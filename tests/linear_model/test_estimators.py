@@ -529,7 +529,7 @@ def test_history_and_callback_get_each_iteration_and_verbose_prints_a_summary(ro
         (LinearSVC(intercept_scaling=0), "'intercept_scaling' must be a positive number"),
         (Ridge(alpha=[1, 2]), "one for each target, it has 2 numbers for 1 target"),
         (Ridge(alpha=[1, -2]), "'alpha' must be 0 or a positive number, it is -2"),
-        (Ridge(alpha="1"), "'alpha' must be 0 or a positive number, it is 1"),
+        (Ridge(alpha="1"), "'alpha' must be 0 or a positive number, it is '1'"),
         (Ridge(alpha=-1), "'alpha' must be 0 or a positive number, it is -1"),
         (Lasso(alpha=-1), "'alpha' must be 0 or a positive number, it is -1"),
         (Lasso(positive=True), "'positive' must be False: the signs .* cannot be restricted"),

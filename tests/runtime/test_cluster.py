@@ -18,6 +18,7 @@ import pytest
 import scipy.sparse
 from distributed import Client, Event, Worker, wait
 from distributed.comm import CommClosedError
+from distributed.core import Status
 from distributed.security import Security
 from distributed.utils_test import async_poll_for, captured_logger, gen_cluster
 
@@ -26,7 +27,7 @@ from dask_coded.membership import Timeouts
 from dask_coded.preload import dask_setup
 from dask_coded.rounds import Pace
 from dask_coded.runtime.answers import Lost
-from dask_coded.runtime.client.install import install
+from dask_coded.runtime.client.install import check_fit, install
 from dask_coded.runtime.coordinator import live_round as live_round_module
 from dask_coded.runtime.coordinator import rounds as coordinator_module
 from dask_coded.runtime.coordinator.live_round import LiveRound
@@ -830,6 +831,8 @@ async def test_restart_clears_the_plugin(c, s, *workers):
     assert plugin_of(s) is plugin
     arrays, homes = plugin.arrays, plugin.homes
     assert not any((arrays, homes._arrays, homes._pins, plugin._holding))
+    # `coded.Adaptive` asks for it before it asks the plugin.
+    assert await c.scheduler.get_metadata(keys=["dask-coded"], default=None) == coded.__version__
     await async_poll_for(lambda: all(f.status == "cancelled" for f in C.encoded.futures))
     async with Worker(s.address), Worker(s.address):
         D = await coded.encode(A, coded.MDS(2, 1), c)
@@ -1031,8 +1034,55 @@ async def test_a_result_that_is_lost_is_computed_again_and_keeps_its_pieces(c, s
 @gen_cluster(client=True, nthreads=FOUR[:2])
 async def test_client_of_another_version(c, s, *workers, monkeypatch):
     monkeypatch.setattr("dask_coded.runtime.client.encoding.__version__", "0.0.7")
+    monkeypatch.setattr("dask_coded.runtime.client.install.__version__", "0.0.7")
     with pytest.raises(coded.ClusterUnfitError, match=r"The client has dask_coded 0\.0\.7\."):
         await coded.encode(A, coded.MDS(2, 1), c)
+    with pytest.raises(coded.ClusterUnfitError, match=r"The client has dask_coded 0\.0\.7\."):
+        await check_fit(c)
+
+
+@gen_cluster(client=True, nthreads=FOUR[:3])
+async def test_a_training_for_which_no_worker_has_the_package_is_refused(c, s, first, second, last):
+    """It would wait for ever, because workers may get the package later."""
+    await install(c)
+    await check_fit(c)
+    plugin = plugin_of(s)
+    plugin.hello(first.address, "0.0.7", 0.008)
+    del plugin.versions[second.address]
+    await check_fit(c)
+    with pytest.raises(coded.ClusterUnfitError, match=r"^No worker can take part\. Worker .* has "):
+        await check_fit(c, [first.address])
+    del plugin.versions[last.address]
+    with pytest.raises(coded.ClusterUnfitError, match=f"Install dask_coded {coded.__version__}"):
+        await check_fit(c)
+    for worker in (first, second, last):
+        await worker.close()
+    await check_fit(c)  # others may come
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_paused_and_retiring_workers_get_no_pieces_and_are_named(c, s, *workers):
+    await install(c)
+    resting = s.workers[workers[0].address]
+    resting.status = Status.paused
+    s.running.remove(resting)
+    C = await coded.encode(A, client=c)
+    assert C.code.n == 3 and workers[0].address not in C.encoded.workers
+    with pytest.raises(coded.ClusterUnfitError, match=f"Worker {workers[0].address} is paused"):
+        await coded.encode(A, coded.MDS(4, 3), c)
+    resting.status = Status.closing_gracefully
+    with pytest.raises(coded.ClusterUnfitError, match=f"Worker {workers[0].address} is retiring"):
+        await coded.encode(A, coded.MDS(4, 3), c)
+    resting.status = Status.running
+    s.running.add(resting)
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_an_array_that_was_just_encoded_has_lost_no_worker(c, s, *workers):
+    """Who waits for workers does not hear at once how many there are."""
+    c._scheduler_identity = {"workers": {}, "n_workers": 1}
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    assert "left" not in repr(C)
 
 
 @gen_cluster(client=True, nthreads=[])

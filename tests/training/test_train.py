@@ -695,7 +695,12 @@ class DataSet:
     ("data", "options", "error", "message"),
     [
         (X, {}, TypeError, "'data' must be a pair, samples and targets, it is a ndarray"),
-        ((X, Y, Y), {}, TypeError, "'data' must be a pair, samples and targets, it is a tuple of 3"),
+        (
+            (X, Y, Y),
+            {},
+            TypeError,
+            "'data' must be a pair, samples and targets, it is a tuple of 3",
+        ),
         (DataSet(), {}, TypeError, r"it is a DataSet: pass a `DataLoader` of it\."),
         (
             (X, Y),

@@ -19,6 +19,7 @@ from distributed.protocol.serialize import ToPickle
 
 from dask_coded._version import __version__
 from dask_coded.codes import Code, Polynomial
+from dask_coded.compat import count_workers
 from dask_coded.rounds import PRODUCT_ROWS, Geometry
 from dask_coded.runtime.answers import Extended, Lost, Placed, Stored, Unfit, ask
 from dask_coded.runtime.client.blocks import Blocks, chunks_ahead
@@ -276,6 +277,7 @@ async def _encode(
         blocks.futures.clear()
     del held
     sizes = await _sizes(scheduler, spec, range(len(spec.keys)))
+    await count_workers(client)
     return Encoded(
         spec, tuple(futures), tuple(placed), sum(sizes), received, tuple(checks), storage
     )

@@ -69,6 +69,8 @@ def result_of(future: Future) -> Any:
 
 def lost(client: Client) -> ConnectionError:
     """Return the error of a client whose scheduler has ended, or cannot be reached."""
+    if client.status in ("closing", "closed"):
+        return ConnectionError("The client was closed, and what was being computed is cancelled.")
     address = client.scheduler.address if client.scheduler else "its address"
     return ConnectionError(
         f"The client has no connection to the scheduler at {address} any more, and what was being "

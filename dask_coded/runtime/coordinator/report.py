@@ -53,7 +53,7 @@ class RoundReport(Summary):
     seconds : float
         From the operand to the decoded result.
     workers : int
-        Workers whose shares were used.
+        Workers that have sent shares.
     messages : int
         Messages sent and received by the coordinator.
     alone : bool

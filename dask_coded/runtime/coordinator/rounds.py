@@ -147,7 +147,7 @@ class Coordinator:
     async def _tell(self) -> None:
         findings = self._take_findings()
         if any(findings.values()):
-            with suppress(OSError):  # the scheduler is gone
+            with suppress(OSError, RuntimeError):  # the scheduler is gone, or the worker closes
                 await self._plugin.worker.scheduler.coded_learn(array=self._id, **findings)
 
     def _take_findings(self) -> dict[str, Any]:

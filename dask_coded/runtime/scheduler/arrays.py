@@ -30,7 +30,7 @@ from dask_coded.runtime.answers import (
 )
 from dask_coded.runtime.scheduler.homes import Homes
 from dask_coded.runtime.scheduler.state import RELEASED, ArrayState
-from dask_coded.runtime.scheduler.versions import mismatch, unable
+from dask_coded.runtime.scheduler.versions import mismatch, resting, unable
 from dask_coded.runtime.spec import NAME, ArraySpec, CodedSpec, as_key, coded_task
 from dask_coded.storage import Storage
 from dask_coded.transport.exceptions import logged
@@ -147,6 +147,7 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         except ValueError as exc:
             extra = unable(self._scheduler, self._versions, self._others, self._refused, allowed)
             extra += f" Install dask_coded {__version__} there." * bool(extra)
+            extra += resting(self._scheduler, self._versions, allowed)
             if unknown := set(allowed or ()) - set(self._scheduler.workers):
                 extra += f" These addresses in 'workers' are not in the cluster: {sorted(unknown)}."
             return reply(Unfit(f"{exc}{extra}"))

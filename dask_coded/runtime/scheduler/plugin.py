@@ -26,7 +26,7 @@ from dask_coded.membership import Changed, Standing, Timeouts
 from dask_coded.prediction import SpeedHistory, in_seconds
 from dask_coded.rounds import POLICIES, InfeasibleError
 from dask_coded.rounds.assignment import all_tried
-from dask_coded.runtime.answers import Lost, Over, Reply, RoundPlan, Unfit, Waiting, reply
+from dask_coded.runtime.answers import Fit, Lost, Over, Reply, RoundPlan, Unfit, Waiting, reply
 from dask_coded.runtime.scheduler.arrays import ArrayDirectory
 from dask_coded.runtime.scheduler.extension import SchedulerExtension
 from dask_coded.runtime.scheduler.held import Held
@@ -41,6 +41,7 @@ from dask_coded.runtime.scheduler.showing import show
 from dask_coded.runtime.scheduler.standings import Standings
 from dask_coded.runtime.scheduler.state import RELEASED
 from dask_coded.runtime.scheduler.supervisor import Supervisor
+from dask_coded.runtime.scheduler.versions import mismatch, unable
 from dask_coded.runtime.spec import NAME, CodedSpec, CodedTask, as_key, coded_task
 from dask_coded.runtime.worker.plugin import CodedWorkerPlugin
 from dask_coded.transport.backoff import Backoff
@@ -122,6 +123,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
             coded_learn=self.learn,
             coded_left=self.loops.left,
             coded_extend=self.extend,
+            coded_fit=self.fit,
             coded_plan=self.plan,
             coded_register=self.register,
             coded_wanted=self.wanted,
@@ -159,6 +161,26 @@ class CodedSchedulerPlugin(SchedulerExtension):
         self.arrays.relieve(worker)
         return worker
 
+    async def fit(self, version: str, allowed: Sequence[str] | None) -> Reply:
+        """Handler: whether workers can take part; answers :class:`Fit` or :class:`Unfit`.
+
+        Workers that have yet to get the plugin are waited for. If there are none, some may come.
+        """
+        if message := mismatch(version):
+            return reply(Unfit(message))
+        backoff = Backoff()
+        while _named((*self.coming, *self._may_join()), allowed) and not self._able(allowed):
+            await backoff.wait()
+        causes = unable(self.scheduler, self.versions, self.others, self.refused, allowed)
+        if causes and not self._able(allowed):
+            advice = f"Install dask_coded {__version__} there."
+            return reply(Unfit(f"No worker can take part.{causes} {advice}"))
+        return reply(Fit())
+
+    def _able(self, allowed: Sequence[str] | None) -> set[str]:
+        """Return the workers that can take part, among those that the user named."""
+        return _named(self.versions, allowed)
+
     async def register(
         self,
         spec: CodedSpec,
@@ -174,7 +196,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
         needed = 1 if oversubscribe else spec.code.n
 
         def waits() -> bool:
-            there = _named(self.versions, allowed)
+            there = self._able(allowed)
             coming = _named((*self.coming, *self._may_join()), allowed)
             return len(there) < needed <= len(there | coming)
 
@@ -459,6 +481,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
             self.scheduler.remove_client(client=client.client_key)
 
     def restart(self, scheduler: Scheduler) -> None:
+        scheduler.set_metadata(keys=[NAME], value=__version__)  # Dask has deleted it
         self.arrays.clear()
         self._holding.clear()
         self.supervisor.clear()

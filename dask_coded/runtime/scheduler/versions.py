@@ -7,6 +7,8 @@ from collections import defaultdict
 from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from distributed.core import Status
+
 from dask_coded._version import __version__
 
 if TYPE_CHECKING:
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
 
 # An error names at most this many workers for each cause.
 _NAMED = 5
+_RESTING = {Status.closing_gracefully: "retiring"}
 
 
 def mismatch(client: str) -> str | None:
@@ -52,6 +55,22 @@ def unable(
         if address not in able and (allowed is None or address in allowed):
             causes[_cause(ws, others.get(address), refused.get(address))].append(address)
     return "".join(f" {_named(found)} {cause}." for cause, found in causes.items())
+
+
+def resting(
+    scheduler: Scheduler, able: Container[str], allowed: Container[str] | None = None
+) -> str:
+    """Return a sentence on able workers that take no new pieces now; empty if all do."""
+    found = [
+        f"worker {ws.address} is {_RESTING.get(ws.status, ws.status.name)}"
+        for ws in scheduler.workers.values()
+        if ws not in scheduler.running
+        and ws.address in able
+        and (allowed is None or ws.address in allowed)
+    ]
+    more = f" and {len(found) - _NAMED} more are resting" * (len(found) > _NAMED)
+    listed = ", ".join(found[:_NAMED])
+    return f" {listed[0].upper()}{listed[1:]}{more}." if found else ""
 
 
 def _cause(ws: WorkerState, version: str | None, error: str | None) -> str:

@@ -341,20 +341,24 @@ def whole_algorithm(results: Results, name: str, level: str) -> None:
 
 #: How many of 12 workers are slowed in whole algorithms, and how many times.
 SLOWED = {"0": (0, 1), "1 5x": (1, 5), "1 20x": (1, 20), "3 5x": (3, 5), "3 20x": (3, 20)}
-#: Those that take seconds; of the product of two factors of Newton's method there are no copies.
+#: Newton's method is not among them: of a product of two factors there are no copies.
 SLOWED_ALGORITHMS = (
     "logistic-regression",
     "support-vector-machine",
     "dense-pagerank",
     "graph-filter",
+    "dense-graph-filter",
+    "web-graph-filter",
 )
+#: All of a section takes 20 minutes: half as many rounds, and nodes of sparse graphs.
+SLOWED_SIZE = replace(algorithms.Size(), more=0, rounds=10, nodes=500_000)
 
 
 def slowed_algorithm(results: Results, name: str, slowed: int, factor: float) -> None:
     """Time an algorithm beside replication and MDS, with some workers slowed throughout."""
     if not results.processes:
         return
-    size = algorithms.SMOKE if results.smoke else replace(algorithms.Size(), more=0, rounds=10)
+    size = algorithms.SMOKE if results.smoke else SLOWED_SIZE
     algorithm = algorithms.ALGORITHMS[name](size)
     n, k = (4, 3) if results.smoke else (12, 9)
     speeds = cases.stragglers(n, 1, slowed, factor)

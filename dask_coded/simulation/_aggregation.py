@@ -129,6 +129,8 @@ class TrainingSimulation:
     ) -> None:
         check_positive("nbytes", nbytes, or_zero=True)
         check_whole("width", width)
+        if plan.dealt:
+            raise ValueError("The steps of `Squeeze` are simulated by SqueezeSimulation.")
         self._delays = undelayed(plan.workers) if delays is None else delays
         if self._delays.workers != plan.workers:
             raise ValueError(

@@ -310,7 +310,7 @@ class Memory:
         result that lies in a segment is not copied, and there is none to give back.
         """
         result = self._results.get(_address(array))
-        if result is not None and array.nbytes <= result.size:
+        if result is not None and array.nbytes <= result.size and array.flags.c_contiguous:
             return None, result.place(array)
         if (segment := self.lease(array.nbytes)) is None:
             return None

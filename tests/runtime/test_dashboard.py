@@ -164,3 +164,30 @@ async def test_metrics_that_another_thread_reads_are_asked_for_on_the_event_loop
     before = observer.asked
     await asyncio.to_thread(observer.want)
     await async_poll_for(lambda: observer.asked > before, timeout=60)
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_coordinators_that_have_left_are_summed_up(c, s, *workers):
+    """On clusters whose workers come and go, what each has told was kept as long as the array."""
+    C = await coded.encode(A, coded.MDS(4, 2), c)
+    np.testing.assert_allclose(await c.compute(C @ np.ones(6)), A.sum(axis=1))
+    observer = s.extensions["dask-coded"].observer
+    before = await observer.report()
+    (told,) = [each for each in observer._told.values() if each["arrays"]]
+    (array,) = told["arrays"]
+    there = workers[0].address
+    for i in range(40):
+        each = told["arrays"][array]
+        left = {"tcp://10.0.0.1:1": [5, 1, 0, 1.0, 2.0, 0.5], there: [3, 1, 0, 1.0, 2.0, 0.5]}
+        observer._told[f"tcp://10.0.1.{i}:1"] = {
+            "arrays": {array: {**each, "rounds": 1, "workers": left}},
+            "trainings": {},
+        }
+        await observer.refresh()
+    assert len([a for a in observer._told if a not in s.workers]) <= 17
+    found = observer.overview()
+    assert found["rounds"] == before["rounds"] + 40
+    rows = {row["address"]: row for row in found["workers"]}
+    was = {row["address"]: row for row in before["workers"]}
+    assert rows[there]["computed"] == was[there]["computed"] + 40 * 3
+    assert rows["tcp://10.0.0.1:1"]["standing"] == "gone"

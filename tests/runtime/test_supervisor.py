@@ -24,7 +24,7 @@ from dask_coded.rounds.placement import not_slow
 from dask_coded.runtime.answers import Over, RoundPlan
 from dask_coded.runtime.messages import KeepState, StartRound, StateKept
 from dask_coded.runtime.scheduler import supervisor as supervisor_module
-from dask_coded.runtime.scheduler.placing import Limits
+from dask_coded.runtime.scheduler.placing import Limits, Placing
 from dask_coded.runtime.spec import CodedTask
 from dask_coded.runtime.worker.plugin import worker_plugin
 from dask_coded.transport.messages import EndRun
@@ -404,7 +404,7 @@ async def test_a_coordinator_fetches_its_operand_from_a_worker_that_falls_silent
     (waiting,) = (ws for ws in s.workers.values() if ws.processing)
     del placing._fast_workers
     turn(s, 6, {asked[0]})
-    assert placing.waiting == {asked[0]: {(ts.key, waiting.address)}}
+    assert placing.waiting == {asked[0]: {ts.key: {waiting.address}}}
     (event,) = [e for _, e in s.get_events("dask-coded") if e["action"] == "take-over"]
     assert event["worker"] == waiting.address
     assert event["taker"] not in (waiting.address, asked[0])
@@ -483,7 +483,7 @@ async def test_a_worker_without_the_plugin_is_not_told_to_end_its_fetches(c, s, 
     s.worker_send = lambda *message: sent.append(message)
     versions = dict(plugin.versions)
     for able in (False, True):
-        plugin.placing.waiting[silent].add((operand.key, other))
+        plugin.placing.waiting[silent][operand.key].add(other)
         plugin.versions.update(versions) if able else plugin.versions.pop(other)
         assert plugin.supervisor._end_fetches([ts]) == ({other} if able else set())
     del s.worker_send
@@ -516,7 +516,7 @@ async def test_a_task_is_kept_from_where_it_would_wait_even_if_no_worker_answers
     await wait(future)
     ts, placing = s.tasks[future.key], plugin_of(s).placing
     old, waits, *others = (w.address for w in workers)
-    placing.waiting[old].add((ts.key, waits))
+    placing.waiting[old][ts.key].add(waits)
     plugin_of(s).standings.suspect(s.workers)
     for coordinates in (True, False):
         placing.place(ts, Limits(None, None, coordinates, avoid=old))
@@ -1227,3 +1227,40 @@ async def test_one_timer_runs_however_many_tasks_begin(c, s, *workers):
         for _ in range(5):
             np.testing.assert_allclose(await c.compute(C @ x), A @ x)
     assert not any(ran)
+
+
+@gen_cluster(**FOUR)
+async def test_coordinators_that_wait_are_kept_from_a_worker_that_has_fallen_silent(c, s, *workers):
+    """Dask would have it steal them, because it has nothing to do."""
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    blocked = [c.submit(held_up, w.address, workers=[w.address], key=w.address) for w in workers]
+    for worker in workers:
+        await Event(f"begun-{worker.address}", client=c).wait()
+    futures = c.compute([C @ np.full(7, float(i)) for i in range(12)])
+    waiting = plugin_of(s).supervisor._processing
+    await async_poll_for(lambda: len(waiting) == 12, timeout=60)
+    tasks = [s.tasks[key] for key in waiting]
+    silent = workers[0].address
+    assert any(silent in ts.worker_restrictions for ts in tasks)
+    plugin_of(s).standings.suspect([silent])
+    look(s)
+    assert not any(silent in ts.worker_restrictions for ts in tasks)
+    plugin_of(s).standings.heard(silent, answers=True)
+    look(s)
+    assert any(silent in ts.worker_restrictions for ts in tasks)
+    for worker in workers:
+        await Event(worker.address, client=c).set()
+    await c.gather([*futures, *blocked])
+
+
+def test_what_waits_for_silent_workers_is_looked_up_by_what_is_needed():
+    """With a thousand coordinators, placing one took a millisecond of the scheduler's loop."""
+    scheduler = SimpleNamespace(running=set(), valid_workers=lambda ts: set())
+    placing = Placing(scheduler, set(), lambda addresses: np.ones(len(addresses)), set())
+    ts = SimpleNamespace(key="task", dependencies=[SimpleNamespace(key="data", who_has=None)])
+    for key, there in (("data", "a"), ("task", "b"), ("other", "c")):
+        placing.waiting["silent"][key].add(there)
+    assert placing._usable(ts, {"a", "b", "c", "d"}) == {"c", "d"}
+    assert set(placing.waiting["silent"]) == {"data", "task", "other"}  # none is made by looking
+    placing.forget("data")
+    assert placing._usable(ts, {"a", "b", "c", "d"}) == {"a", "c", "d"}

@@ -12,6 +12,7 @@ from dask_coded.aggregation import (
     DynamicClusters,
     GradientCoding,
     Ring,
+    Squeeze,
     Star,
     StaticClusters,
     Tree,
@@ -182,3 +183,8 @@ def test_arguments_are_checked():
         Delays(np.ones((1, 3)), np.ones((2, 3)))
     with pytest.raises(ValueError, match="finite and non-negative"):
         Delays(np.full((1, 3), -1.0), np.ones((1, 3)))
+
+
+def test_a_plan_that_deals_out_its_steps_has_a_simulation_of_its_own() -> None:
+    with pytest.raises(ValueError, match="are simulated by SqueezeSimulation"):
+        TrainingSimulation(Squeeze(units=8).plan(4), COSTS, 40_000)

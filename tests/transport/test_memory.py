@@ -51,6 +51,9 @@ def test_a_result_is_shared_as_it_is():
             segment, place = shared.share(operand)
             assert segment is None
             np.testing.assert_array_equal(mappings.view(place), operand)
+            if operand.ndim == 2 and operand.dtype == float:
+                segment, place = shared.share(operand.T)  # begins where the result does
+                np.testing.assert_array_equal(mappings.view(place), operand.T)
         segment, place = shared.share(result[1:].copy())
         assert segment is not None
         np.testing.assert_array_equal(mappings.view(place), result[1:])

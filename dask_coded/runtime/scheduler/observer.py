@@ -35,6 +35,10 @@ _COUNTS = ("rounds", "seconds", "alone", "alone_seconds")
 BYTES = ("operand_bytes", "share_bytes")
 _TOTALS = (*_COUNTS, *STRIPES, *BYTES, "steps", "step_seconds")
 _OF_TRAININGS = ("step", "seconds", "workers", "units", "moved")
+#: Coordinators that have left, of which each is kept by itself.
+_GONE = 16
+#: What all earlier ones have told, as if they were one.
+_EARLIER = "earlier"
 
 logger = logging.getLogger("distributed.dask_coded")
 
@@ -146,6 +150,7 @@ class Observer:
                 del self._tasks[address]
         for address in [a for a, told in self._told.items() if not self._lives(a, told)]:
             del self._told[address]
+        self._fold()
         kept = self._scheduler.workers.keys() | self._told.keys()
         # Those that are gone are shown as long as a coordinator knows what they have computed.
         kept |= {
@@ -156,6 +161,22 @@ class Observer:
         }
         self._names = {address: name for address, name in self._names.items() if address in kept}
         self.asked += 1
+
+    def _fold(self) -> None:
+        """Keep what all but the last coordinators that have left told as that of one.
+
+        Of workers that have left, too, it says nothing then: on some clusters they always do.
+        """
+        there = self._scheduler.workers
+        gone = [address for address in self._told if address not in there and address != _EARLIER]
+        for address in gone[:-_GONE]:
+            told, found = self._told.pop(address), self._told.setdefault(_EARLIER, _nothing())
+            for array, each in told["arrays"].items():
+                if array in self._arrays:
+                    known = found["arrays"].get(array)
+                    found["arrays"][array] = each if known is None else _sum(known, each)
+        for each in self._told.get(_EARLIER, _nothing())["arrays"].values():
+            each["workers"] = {a: row for a, row in each["workers"].items() if a in there}
 
     def _lives(self, address: str, told: dict[str, Any]) -> bool:
         return address in self._scheduler.workers or any(a in self._arrays for a in told["arrays"])
@@ -259,6 +280,21 @@ class Observer:
     def _runs(self, address: str, key: Key) -> bool:
         ts = self._scheduler.tasks.get(key)
         return ts is not None and ts.processing_on is self._scheduler.workers.get(address, self)
+
+
+def _nothing() -> dict[str, Any]:
+    return {"arrays": {}, "trainings": {}}
+
+
+def _sum(earlier: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
+    """Return what two coordinators have told of an array as that of one."""
+    workers = dict(earlier["workers"])
+    for address, (*stripes, predicted, measured, share) in later["workers"].items():
+        if (known := workers.get(address)) is not None:
+            stripes = [a + b for a, b in zip(known, stripes, strict=False)]
+        workers[address] = (*stripes, predicted, measured, share)
+    counts = {name: earlier[name] + later[name] for name in _COUNTS}
+    return {**later, **counts, "workers": workers}
 
 
 def _row(name: str, address: str, standing: str) -> dict[str, Any]:

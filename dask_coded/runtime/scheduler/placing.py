@@ -64,8 +64,10 @@ class Placing:
         self._predict = predict
         self._suspects = suspects
         #: By silent worker, which results others wait for, and where: what needs them there waits
-        #: as well.
-        self.waiting: defaultdict[str, set[tuple[Key, str]]] = defaultdict(set)
+        #: as well. There may be thousands.
+        self.waiting: defaultdict[str, defaultdict[Key, set[str]]] = defaultdict(
+            lambda: defaultdict(set)
+        )
         # Thousands of tasks keep the set that was theirs, so it is the same one as long as the same
         # workers are fast.
         self._fast = set[str]()
@@ -130,7 +132,8 @@ class Placing:
         """
         keys = {ts.key, *(dts.key for dts in ts.dependencies)}
         for waiting in self.waiting.values():
-            found = found.difference(there for key, there in waiting if key in keys)
+            for key in keys & waiting.keys():
+                found = found - waiting[key]
         for needed in ts.dependencies:
             holders = {ws.address for ws in needed.who_has or ()}
             if not holders.isdisjoint(self._suspects):
@@ -165,6 +168,11 @@ class Placing:
         """Record how long a small product takes on a worker."""
         self.changed()
         self._products[address] = seconds
+
+    def forget(self, key: Key) -> None:
+        """Forget a result for which nobody can wait any more."""
+        for waiting in self.waiting.values():
+            waiting.pop(key, None)
 
     def remove_worker(self, address: str) -> None:
         """Forget a worker that has left."""

@@ -17,6 +17,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import dask
@@ -122,7 +123,7 @@ class Homecoming:
         """Look at all pieces after the present events, because many pieces move together."""
         if not self._due:
             self._due = True
-            wait = max(self._looked + _APART - time(), 0.0)
+            wait = max(self._looked + _APART - monotonic(), 0.0)
             self._scheduler.loop.call_later(wait, self._run)
 
     def stop(self) -> None:
@@ -137,7 +138,7 @@ class Homecoming:
             self._timer = None
 
     def _run(self) -> None:
-        self._due, self._looked = False, time()
+        self._due, self._looked = False, monotonic()
         self._cancel()
         if self._look() and self._scheduler.status == Status.running:
             self._timer = asyncio.get_running_loop().call_later(self._interval, self._run)

@@ -119,7 +119,7 @@ class _Metrics:
             labels=["worker"],
         )
         for worker in found["workers"]:
-            if worker["measured"] > 0:
+            if worker["measured"] > 0 and worker["standing"] != "gone":
                 speeds.add_metric([worker["address"]], worker["measured"])
         yield speeds
         stored = GaugeMetricFamily(

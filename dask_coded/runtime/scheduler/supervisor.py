@@ -128,6 +128,8 @@ class Supervisor:
         self._replaceable = replaceable
         self._membership, self._timeouts = standings.membership, standings.membership.timeouts
         self._suspects = standings.suspects
+        # Those that were silent when queued coordinators were last placed.
+        self._avoided = set[str]()
         self._runs: dict[Key, _Run] = {}
         self._processing: set[Key] = set()
         # When tasks have ended whose results a client is probably fetching. If their worker falls
@@ -162,8 +164,10 @@ class Supervisor:
             self._record(new, coordinates=True)
 
     def _record(self, ts: TaskState, coordinates: bool = False) -> _Run:
-        limits = Limits(ts.worker_restrictions, ts.host_restrictions, coordinates)
-        return self._runs.setdefault(ts.key, _Run(limits, self._standings.clock()))
+        if (run := self._runs.get(ts.key)) is None:
+            limits = Limits(ts.worker_restrictions, ts.host_restrictions, coordinates)
+            run = self._runs[ts.key] = _Run(limits, self._standings.clock())
+        return run
 
     def clear(self) -> None:
         """Forget all tasks."""
@@ -174,6 +178,8 @@ class Supervisor:
 
     def transition(self, key: Key, start: str, finish: str) -> None:
         """Follow a transition of any task; called by the scheduler plugin."""
+        if finish == "forgotten":
+            self._placing.forget(key)
         if self.knows_none or (ts := self._scheduler.tasks.get(key)) is None:
             return
         if finish == "memory":
@@ -305,6 +311,7 @@ class Supervisor:
         followed = {a for key in self._processing for a in self._runs[key].followed}
         quiet = dict.fromkeys(followed.intersection(self._able), self._timeouts.quiet())
         self._standings.look(quiet | dict.fromkeys(watched, 0.0))
+        self._place_queued()
         self._tell_followers()
         late: dict[TaskState, str] = {}
         for address in watched.keys() & self._suspects:
@@ -317,7 +324,7 @@ class Supervisor:
                 if helps and owes(address, self._patience(ts)):
                     assert ts.processing_on is not None
                     late[ts] = f"waits for {dts.key!r} from {address}, {reason}"
-                    self._placing.waiting[address].add((dts.key, ts.processing_on.address))
+                    self._placing.waiting[address][dts.key].add(ts.processing_on.address)
         # Once all silent workers are known, so that nothing moves from one to another.
         self._take_over(late | self._paused_for_long(watched))
 
@@ -364,7 +371,10 @@ class Supervisor:
     def _tell_followers(self) -> None:
         """Say which workers are silent, for each task as soon as its patience ends."""
         for key in self._processing:
-            run, patience = self._runs[key], self._patience(self._scheduler.tasks[key])
+            run = self._runs[key]
+            if not run.followed:
+                continue
+            patience = self._patience(self._scheduler.tasks[key])
             late = [
                 address
                 for address in run.followed.difference(run.silent, [run.worker])
@@ -385,6 +395,19 @@ class Supervisor:
                 run.silent.discard(address)
                 run.tell(run.worker, key, address, False)
         self._place_waiting()
+
+    def _place_queued(self) -> None:
+        """Choose again where coordinators may run that have yet to begin, if others are silent now.
+
+        Dask has idle workers steal what waits on others, also a worker that is silent.
+        """
+        if self._suspects == self._avoided:
+            return
+        self._avoided = set(self._suspects)
+        for key in self._processing:
+            ts = self._scheduler.tasks[key]
+            if ts.processing_on is not None and ts not in ts.processing_on.long_running:
+                self._place(ts)
 
     def _place_waiting(self) -> None:
         """Offer a new choice of workers to coordinators whose workers may all be lost."""
@@ -482,9 +505,10 @@ class Supervisor:
             if there not in self._able:  # it would not understand
                 continue
             for address, waiting in self._placing.waiting.items():
-                keys = [dts.key for dts in ts.dependencies if (dts.key, there) in waiting]
+                keys = [d.key for d in ts.dependencies if there in waiting.get(d.key, ())]
                 if keys:
-                    waiting.difference_update((key, there) for key in keys)
+                    for key in keys:
+                        waiting[key].discard(there)
                     message = {"op": "coded-hang-up", "address": address, "keys": keys}
                     self._scheduler.worker_send(there, message)
                     self._runs[ts.key].setbacks += 1
@@ -503,9 +527,10 @@ class Supervisor:
                 self._record(ts).setbacks += ts in tasks
             # It would not begin on a worker that is fetching its first result.
             there = {other.processing_on.address for other in ts.dependents if other.processing_on}
-            waiting = {(ts.key, address) for address in there.difference(ended)}
+            if not (waits := there.difference(ended)):
+                continue
             for address in {ws.address for ws in ts.who_has or ()} & self._suspects:
-                self._placing.waiting[address] |= waiting
+                self._placing.waiting[address][ts.key] |= waits
         self._scheduler.transitions(
             {ts.key: "released" for ts in tasks}, stimulus_id=f"coded-run-again-{time()}"
         )

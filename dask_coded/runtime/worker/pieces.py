@@ -89,7 +89,7 @@ async def _make(plugin: CodedWorkerPlugin, array_id: str, piece: int) -> Any:
     meter = _Meter()
     backoff = Backoff()
     scheduler = plugin.worker.scheduler
-    unread, reason = "", ""
+    unread, reason, said = "", "", ""
     while True:
         match await ask(
             scheduler.coded_sources,
@@ -133,7 +133,8 @@ async def _make(plugin: CodedWorkerPlugin, array_id: str, piece: int) -> Any:
                     if exc.errno not in FULL or as_key(sources[0].key) not in spec.keys:
                         raise
                     # A piece is rebuilt once there is room again. Only an encoding ends.
-                    logger.warning("A piece is not rebuilt yet: %s", exc)
+                    if said != (said := str(exc)):
+                        logger.warning("A piece is not rebuilt yet: %s", exc)
                 else:
                     doubtful = await asyncio.to_thread(_doubtful, mixer, sources)
                     if doubtful.any():

@@ -123,6 +123,8 @@ class LiveGroup:
         # Up to which step each worker has read.
         self._read = dict.fromkeys(group.addresses, group.version)
         self._backlog = parse_bytes(dask.config.get("coded.train.backlog"))
+        # Bytes of sums, by length, as they are sent.
+        self._lengths: dict[int, int] = {}
         self._digests: dict[str, str] = {}
         self._dealt: SqueezedSteps | None = None
         if isinstance(plan := group.plan, SqueezePlan):
@@ -288,9 +290,17 @@ class LiveGroup:
                 if node not in self._absent and address not in seen.computing
             )
             del self._machines[step]
-            self._give_up(step, sum(total.vector.nbytes for total in totals))
+            self._give_up(step, sum(map(self._sent_bytes, totals)))
             norm = norm_of([t.vector for t in totals], self._group.training.averages)
             self._end(seen, norm)
+
+    def _sent_bytes(self, total: Partial) -> int:
+        """Return how many bytes of a sum travel to each worker, which depends on its length."""
+        length = len(total.vector)
+        if length not in self._lengths:
+            codec = self._group.training.codec
+            self._lengths[length] = codec.nbytes(codec.pack(total))
+        return self._lengths[length]
 
     def _give_up(self, step: int, nbytes: int) -> None:
         """Leave out workers for which too many sums wait: slow ones, and those stopped for hours.

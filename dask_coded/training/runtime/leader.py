@@ -237,7 +237,7 @@ class Leader:
 
     def _form(self, steps: int) -> Group:
         training = self._training
-        sufficed = bool(steps)
+        sufficed, waits = bool(steps), ""
         while True:
             candidates = self._link.invite(steps)
             found, late = self._enlisted(candidates)
@@ -262,7 +262,8 @@ class Leader:
             try:
                 plan, addresses = form(training.aggregation, workers)
             except ValueError as exc:
-                logger.warning("A training waits for more workers: %s", exc)
+                if waits != (waits := str(exc)):
+                    logger.warning("A training waits for more workers: %s", exc)
                 self._link.ask_lost()
                 self._link.next_event(timeouts().answer)
                 continue

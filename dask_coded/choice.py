@@ -120,14 +120,14 @@ class Choice:
         """Warn if a code is what a cluster would get that has not grown to its size yet."""
         if self.redundancy is not None or self.workers is not None or self.minimum_workers:
             return
-        joined = f"{n} worker has" if n == 1 else f"{n} workers have"
+        running = f"{n} worker is" if n == 1 else f"{n} workers are"
         planned = len(getattr(client.cluster, "plan", ()))
         if planned > n:
-            found = f"is for the {n} of {planned} workers that have joined"
+            found = f"is for the {n} of {planned} workers that are running"
         elif code.tolerance == 0:
-            found = f"survives the loss of no worker, because only {joined} joined"
+            found = f"survives the loss of no worker, because only {running} running"
         elif n == 2 and not isinstance(code, Repetition) and not (planned or self.in_task):
-            found = f"stores the matrix twice, because only {joined} joined"
+            found = f"stores the matrix twice, because only {running} running"
         else:
             return
         self.warn(

@@ -177,7 +177,7 @@ def submit(
 
     in_process = getattr(client.scheduler, "address", "").startswith("inproc://")
     places, named = map_nested(slot, args), map_nested(slot, kwargs)
-    if loops and not (arrays or client.asynchronous or in_task()):
+    if loops and not (arrays or client.asynchronous):
         # The cluster may have no array yet, and no plugins, which keep the state of a loop.
         with outside_pool():
             client.sync(lambda: while_connected(client, install(client)))

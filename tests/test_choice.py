@@ -25,7 +25,7 @@ async def test_one_worker_has_no_redundancy_and_it_is_said(c, s, *workers):
         C = await coded.encode(A, client=c)
     assert C.code == coded.MDS(1, 1)
     message = str(seen[0].message)
-    assert "only 1 worker has joined" in message
+    assert "only 1 worker is running" in message
     assert "`client.wait_for_workers(n)` and encode again" in message
     assert "`minimum_workers=n`" in message
     assert message.endswith("if not, pass `redundancy=0` to it.")
@@ -50,7 +50,7 @@ async def test_two_workers_store_the_matrix_twice_and_it_is_said(c, s, *workers)
 async def test_fewer_workers_than_planned_are_said(c, s, *workers):
     c.cluster = SimpleNamespace(plan=set(range(8)), status=None)
     try:
-        with pytest.warns(UserWarning, match="is for the 3 of 8 workers that have joined"):
+        with pytest.warns(UserWarning, match="is for the 3 of 8 workers that are running"):
             await coded.encode(A, client=c)
         c.cluster.plan = set(range(3))
         await coded.encode(A, client=c)

@@ -19,7 +19,7 @@ import scipy.sparse
 from dask.system import CPU_COUNT
 from distributed import Client, rpc
 from distributed.comm import parse_address, parse_host_port
-from distributed.comm.registry import backends
+from distributed.comm.registry import get_backend
 from distributed.security import Security
 
 from dask_coded.arguments import to_csr
@@ -130,11 +130,13 @@ def connected(
         return
     say(f"Connecting to {scheduler}")
     scheme, place = parse_address(scheduler)
-    if scheme not in backends:
+    try:
+        get_backend(scheme)  # which other packages may add
+    except (ValueError, ImportError) as error:
         raise BadInput(
             f"Expected the address of a scheduler, such as tcp://10.0.0.1:8786, not {scheduler}: "
-            f"Dask knows no protocol {scheme!r} here, only {', '.join(sorted(backends))}."
-        )
+            f"{error}."
+        ) from error
     if scheme in ("tcp", "tls"):
         try:
             parse_host_port(place)

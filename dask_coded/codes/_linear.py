@@ -415,8 +415,8 @@ class Code:
         if (found := self._spans.get(key)) is None:
             if len(self._spans) >= _FACTORS_KEPT:
                 self._spans.clear()
-            limits = () if self.threshold else (DEPENDENT,)
-            found = self._spans[key] = span(self.G, self.block_of, have, *limits)
+            limit = None if self.threshold else DEPENDENT
+            found = self._spans[key] = span(self.G, self.block_of, have, limit)
         return found
 
     def decodable(self, pieces: Sequence[int]) -> bool:

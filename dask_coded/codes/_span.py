@@ -24,8 +24,8 @@ Bools = npt.NDArray[np.bool_]
 
 # Rows are independent if they are by more than rounding.
 _ROUNDING = 1e-14
-#: Unless counting pieces is enough, sets with smaller singular values, relative to the largest,
-#: count as dependent: decoding from them would lose half of the digits.
+#: Unless counting pieces is enough, sets with smaller singular values count as dependent, where all
+#: rows of ``G`` have norm one: decoding from them would lose half of the digits.
 DEPENDENT = 1e-7
 # Components of vectors below this count as zero. Null vectors are exact to rounding divided by the
 # limit above. And a set that others would make independent always has one that adds to it.
@@ -50,10 +50,10 @@ class Span(NamedTuple):
     spare: Bools
 
 
-def span(G: Floats, block_of: Ints, have: Bools, limit: float = _ROUNDING) -> Span:
+def span(G: Floats, block_of: Ints, have: Bools, limit: float | None = None) -> Span:
     """Return the span of the pieces that are marked in ``have``, shape (pieces,).
 
-    Singular values below ``limit``, relative to the largest, count as zero.
+    Singular values below ``limit`` count as zero; by default those that are rounding errors.
     """
     at = np.flatnonzero(have)
     missing, parity = _split(G, block_of, at)
@@ -61,7 +61,8 @@ def span(G: Floats, block_of: Ints, have: Bools, limit: float = _ROUNDING) -> Sp
     size = np.linalg.norm(G, axis=1)
     G = G / np.where(size > 0, size, 1.0)[:, None]  # what the scale of a piece is does not matter
     left, values, right = _svd(G[np.ix_(parity, missing)])
-    rank = int((values > limit * values.max(initial=0.0)).sum())
+    least = _ROUNDING * values.max(initial=0.0) if limit is None else limit
+    rank = int((values > least).sum())
     # A row raises the rank if part of it is orthogonal to all rows of the set.
     adds = np.linalg.norm(G[:, missing] @ right[rank:].T, axis=1) > _NEGLIGIBLE
     # A parity piece can be left out if it is a combination of the others. A block can be left out

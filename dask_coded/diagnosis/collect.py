@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -131,8 +132,10 @@ class _Collector:
         """Name the versions that run, where an installer has noted others, or none."""
         if theirs.get(_OWN) != __version__:
             asked: Any = self._client.run_on_scheduler
-            if version := await asked(eval, _RUNNING):
-                theirs[_OWN] = version
+            with suppress(Exception):  # it may fail to import the package
+                async with asyncio.timeout(self._timeout):
+                    if version := await asked(eval, _RUNNING):
+                        theirs[_OWN] = version
         odd = [address for address, has in packages.items() if has.get(_OWN) != __version__]
         for address, version in (await self._each(odd, self._running_version)).items():
             if isinstance(version, str):

@@ -168,7 +168,7 @@ class Round:
         # otherwise the round would wait forever.
         if any(isinstance(command, Withdraw) for command in state.commands):
             cover(state, state.present)
-        # Pieces may depend on each other nearly.
+        # Of nearly dependent pieces there may be enough by count, and still none that helps.
         if not any(state.queues):
             missing = cover(state, state.present) > 0
             if missing.any() and not any(state.queues):
@@ -184,7 +184,8 @@ class Round:
             f"Stripe {stripe} needs {self.layout.need[group]} {pieces}, too few are within "
             f"reach: {int(state.available.sum())} of {self.layout.pieces} are left."
         )
-        self.erred = not self._lacking(state.available | self._raised).any()
+        raised = bool(self._raised.any())
+        self.erred = raised and not self._lacking(state.available | self._raised).any()
         self.wake = None
         return state.take()
 

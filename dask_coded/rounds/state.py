@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -203,10 +202,10 @@ class RoundState:
         for worker in np.flatnonzero(~np.isnan(known.began)).tolist():
             if known.busy[worker] > 0 and known.done[worker] > 0:
                 found[worker] = float(known.done[worker] / known.busy[worker])
-            elif known.todo[worker] > 0 and (spent := self._spent(worker, elapsed)) > 0:
+            elif known.todo[worker] > 0 and self._had_time(worker, elapsed):
                 # No share has come: at best the worker was about to send its first stripe.
                 pieces = self.layout.pieces_of[worker]
-                found[worker] = float(self.layout.work[pieces, 0].mean()) / spent
+                found[worker] = float(self.layout.work[pieces, 0].mean()) / elapsed
         return found
 
     def misprediction(self, elapsed: float) -> float:
@@ -225,16 +224,23 @@ class RoundState:
 
     def measured_lags(self, elapsed: float) -> dict[int, float]:
         """Return the lag in seconds of each worker that was assigned any work."""
-        # A worker that has not reported needs longer than it has had.
-        found = {}
-        for worker in np.flatnonzero(~np.isnan(self.workers.began)).tolist():
-            lag = float(self.workers.measured_lag[worker])
-            found[worker] = self._spent(worker, elapsed) if math.isnan(lag) else lag
-        return found
+        # A worker that has not reported needs longer than the whole round.
+        measured = self.workers.measured_lag
+        lags = np.where(np.isnan(measured), elapsed, measured)
+        began = np.flatnonzero(~np.isnan(self.workers.began)).tolist()
+        return {
+            worker: float(lags[worker])
+            for worker in began
+            if not np.isnan(measured[worker]) or self._had_time(worker, elapsed)
+        }
 
-    def _spent(self, worker: int, elapsed: float) -> float:
-        """Return for how long a worker has had work, when the round has lasted for some seconds."""
-        return self.started + elapsed - float(self.workers.began[worker])
+    def _had_time(self, worker: int, elapsed: float) -> bool:
+        """Whether it says anything of a worker if no share has come in so many seconds.
+
+        Not of one that got its first work late in the round.
+        """
+        spent = self.started + elapsed - float(self.workers.began[worker])
+        return 2 * spent >= elapsed > 0
 
     # -- events, from the round ----------------------------------------------------------------
 

@@ -49,8 +49,8 @@ class Network:
     notice : float
         Seconds until a lost worker is noticed.
     tick : float
-        Seconds after it has acted on shares in which the coordinator only collects others, to act
-        on them together; with 0, it acts on each by itself.
+        After the coordinator has acted on shares, it waits so many seconds before it acts on the
+        next ones, together. With 0, it acts on each at once.
     handling : float
         Seconds of computing that a worker of speed 1 loses for each message that it sends or
         receives.

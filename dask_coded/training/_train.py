@@ -175,8 +175,8 @@ def train(
         Called in the client's event loop with a :class:`~dask_coded.Progress`, at most ten times a
         second and after the last step. Its objective is the mean loss; its residual is the norm of
         the mean gradient (of the compressed one, if gradients are compressed). If the callback
-        returns True, the training ends some steps later, with :class:`Ring` and
-        :class:`Squeeze` a dozen.
+        returns True, the training ends some steps later: about a dozen with :class:`Ring` and
+        :class:`Squeeze`.
     verbose : bool
         Show the progress.
 
@@ -192,6 +192,8 @@ def train(
         If a gradient is not finite, or the parameters are not after an update.
     MemoryError
         If batches take more than half of this machine's memory.
+    ClusterUnfitError
+        If no worker has this version of the package, or the scheduler has another one.
     ConnectionError
         If the scheduler ends.
     CodedDataLostError

@@ -54,7 +54,7 @@ def load(
             is_set = hasattr(data, "__getitem__")
             way_out = ": pass a `DataLoader` of it" if is_set else ": pass whole arrays"
         raise TypeError(
-            f"{name[0].upper()}{name[1:]} must be a pair, samples and targets, it is a "
+            f"{name[0].upper()}{name[1:]} must be a pair, samples and targets, its type is "
             f"{given}{way_out}."
         )
     futures: list[Future] = []

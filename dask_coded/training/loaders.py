@@ -50,11 +50,9 @@ def joined(data: Any, steps: int | None, batch_size: int | None) -> tuple[Any, i
     pairs: list[list[NDArray[Any]]] = []
     limit = math.inf if steps is None or _has_end(data) else steps
     largest = samples = nbytes = 0
-    in_order = _in_order(data)
-    for batch in in_order:
-        pair = _pair(batch)
-        if in_order is data:  # it may yield the same arrays again, with other numbers
-            pair = [array.copy() for array in pair]
+    for batch in _in_order(data):
+        # Copied, because the same arrays may come again, with other numbers.
+        pair = [array.copy() for array in _pair(batch)]
         pairs.append(pair)
         nbytes += sum(array.nbytes for array in pair)
         if nbytes > MEMORY_LIMIT / 2:  # the joined arrays need as much again

@@ -84,8 +84,9 @@ class TorchOptimizer(Optimizer):
         for old, new in zip(before, optimizer.param_groups, strict=True):
             if changed := [name for name in new if not _same(new[name], old.get(name, _MISSING))]:
                 raise TypeError(
-                    f"{type(optimizer).__name__} changes the options {changed} of its groups in a step, "
-                    f"which workers do not keep: use an optimizer of `torch.optim`."
+                    f"{type(optimizer).__name__} changes the options {changed} of its groups in "
+                    f"a step. Workers make it again in each step and would lose the change: use an "
+                    f"optimizer of `torch.optim`."
                 )
         state.update(kept_state(optimizer, tensors))
 

@@ -81,11 +81,14 @@ def test_a_round_that_took_no_time_measures_no_speeds() -> None:
     assert state.misprediction(0.0) == 1.0
 
 
-def test_a_worker_that_was_called_in_late_is_measured_from_then_on() -> None:
-    layout = Layout.of(MDS(2, 1), [0, 1], np.ones((1, 8)))
-    state = RoundState(layout, np.full(2, 4.0), 5.0)
-    state.assign(0, [StripeRange(0, 0, 8)])
-    state.now = 6.0
-    state.assign(1, [StripeRange(1, 0, 8)])
-    assert state.measured_lags(elapsed=1.25) == pytest.approx({0: 1.25, 1: 0.25})
-    assert state.measured_speeds(elapsed=1.25) == pytest.approx({0: 0.8, 1: 4.0})
+def test_a_worker_that_was_called_in_late_and_has_sent_nothing_is_not_measured() -> None:
+    """It may be the slowest one, or the fastest."""
+    layout = Layout.of(MDS(3, 1), [0, 1, 2], np.ones((1, 8)))
+    state = RoundState(layout, np.full(3, 4.0), 5.0)
+    for worker, at in enumerate((5.0, 5.5, 6.0)):
+        state.now = at
+        state.assign(worker, [StripeRange(worker, 0, 8)])
+    assert state.measured_lags(elapsed=1.25) == {0: 1.25, 1: 1.25}
+    assert state.measured_speeds(elapsed=1.25) == pytest.approx({0: 0.8, 1: 0.8})
+    state.record(2, [StripeRange(2, 0, 1)], seconds=0.2)
+    assert set(state.measured_speeds(elapsed=1.25)) == {0, 1, 2}

@@ -694,19 +694,19 @@ class DataSet:
 @pytest.mark.parametrize(
     ("data", "options", "error", "message"),
     [
-        (X, {}, TypeError, "'data' must be a pair, samples and targets, it is a ndarray"),
+        (X, {}, TypeError, "'data' must be a pair, samples and targets, its type is ndarray"),
         (
             (X, Y, Y),
             {},
             TypeError,
-            "'data' must be a pair, samples and targets, it is a tuple of 3",
+            "'data' must be a pair, samples and targets, its type is tuple of 3",
         ),
-        (DataSet(), {}, TypeError, r"it is a DataSet: pass a `DataLoader` of it\."),
+        (DataSet(), {}, TypeError, r"its type is DataSet: pass a `DataLoader` of it\."),
         (
             (X, Y),
             {"validation": Validation(squares, zip([X], [Y], strict=True))},
             TypeError,
-            "The validation's 'data' must be .* it is a zip: pass whole arrays",
+            "The validation's 'data' must be .* its type is zip: pass whole arrays",
         ),
         ((X, Y[1:]), {}, ValueError, "103 samples and 102 targets"),
         ((X, "y"), {}, TypeError, "The targets must be a dask array"),

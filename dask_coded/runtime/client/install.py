@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ClusterUnfitError(RuntimeError):
-    """The cluster cannot hold this coded array: it lacks workers or this version of the package."""
+    """Too few workers can take part, or the package is missing there or has another version."""
 
 
 async def install(client: Client, *more: SchedulerPlugin) -> None:

@@ -172,7 +172,8 @@ class CodedSchedulerPlugin(SchedulerExtension):
         while _named((*self.coming, *self._may_join()), allowed) and not self._able(allowed):
             await backoff.wait()
         causes = unable(self.scheduler, self.versions, self.others, self.refused, allowed)
-        if causes and not self._able(allowed):
+        # The scheduler may not reach some just now.
+        if causes and not self._able(allowed) and not _named(self.giving, allowed):
             advice = f"Install dask_coded {__version__} there."
             return reply(Unfit(f"No worker can take part.{causes} {advice}"))
         return reply(Fit())

@@ -183,7 +183,9 @@ def encode(
 
     async def run() -> CodedArray:
         await choice.complete(client)
-        chosen = code if isinstance(code, Code) else await choice.code(client, source, code)
+        chosen = code
+        if not isinstance(chosen, Code):
+            chosen = await choice.code(client, source, chosen, transpose)
         check_code(source, chosen)
         ids = new_id(), new_id()
         if location is not None:

@@ -62,7 +62,7 @@ class Choice:
             waiting: Any = client.wait_for_workers  # on the event loop it returns a coroutine
             await waiting(self.minimum_workers)
 
-    async def code(self, client: Client, source: Any, name: str | None) -> Code:
+    async def code(self, client: Client, source: Any, name: str | None, transpose: bool) -> Code:
         """Choose the code of a matrix, of the kind that is named or that suits the matrix."""
         n, redundancy = await self._size(client)
         if name is None:
@@ -83,6 +83,10 @@ class Choice:
             redundancy = min(redundancy, most.get(kind, redundancy))
         # In a thread, as for pairs below: large codes take a second.
         code = await asyncio.to_thread(kind.with_redundancy, n, redundancy)
+        rows = min(source.shape) if transpose else source.shape[0]
+        if code.k > rows:  # Dask's functions do not expect chunks without rows
+            fewer = max(n - (code.k - rows), redundancy + 1)
+            code = await asyncio.to_thread(kind.with_redundancy, fewer, redundancy)
         self._tell(client, code, n)
         return code
 

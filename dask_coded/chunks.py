@@ -118,3 +118,40 @@ def _check_dtype(what: str, found: np.dtype[Any], declared: np.dtype[Any]) -> No
             f"`meta=` do, or convert the chunks, as "
             f"`x.map_blocks(lambda chunk: chunk.astype({str(declared)!r}))` does."
         )
+
+
+def unchanging(matrix: Any) -> Any:
+    """Return a CSR matrix with the same products that SciPy does not change when it is read.
+
+    SciPy sorts the indices of a row, and adds up several entries of a cell, in place, in functions
+    such as ``abs`` and ``>``: a piece would have other products from then on, or wrong ones while
+    another thread multiplies by it. So both are done in a copy before. If sums of integers do not
+    fit into the dtype, such functions raise an error, because the arrays are read-only.
+
+    Parameters
+    ----------
+    matrix : csr_array or csr_matrix
+        It is not changed.
+
+    Examples
+    --------
+    >>> unsorted = scipy.sparse.csr_array(([1.0, 2.0], [1, 0], [0, 2]), shape=(1, 2))
+    >>> unchanging(unsorted).indices, unsorted.indices
+    (array([0, 1]), array([1, 0]))
+    """
+    if not matrix.has_canonical_format:
+        own = matrix.copy()
+        own.sum_duplicates()
+        wide = matrix.astype(np.result_type(matrix.dtype, np.float64))
+        wide.sum_duplicates()
+        if matrix.dtype.kind in "biu":
+            same = np.array_equal(own.data, wide.data)
+        else:  # apart from rounding
+            same = np.array_equal(np.isfinite(own.data), np.isfinite(wide.data))
+        matrix = own if same else matrix
+    parts = matrix.data, matrix.indices, matrix.indptr
+    found = type(matrix)(tuple(part.view() for part in parts), shape=matrix.shape)
+    found.has_canonical_format = matrix.has_canonical_format
+    for part in (found.data, found.indices, found.indptr):
+        part.flags.writeable = False
+    return found

@@ -268,3 +268,57 @@ def test_algorithms_of_data_whose_chunks_are_not_as_declared(client):
         np.testing.assert_allclose(fitted, Ridge().fit(REAL, REAL @ x).coef_, rtol=1e-5)
         with pytest.raises(TypeError, match="dtype float64, its dask array declares float32"):
             Ridge().fit(lying(HUGE, dense("f4"), layout), y, client=client)
+
+
+@gen_cluster(client=True, nthreads=FOUR[:3])
+async def test_functions_of_dask_do_not_change_a_sparse_piece(c, s, *workers):
+    """SciPy sorts indices and adds up entries of a cell in place, also while others multiply."""
+    left, right = (sp.random_array((60, 60), density=0.1, rng=i).tocsr() for i in range(2))
+    product = left @ right
+    assert not product.has_sorted_indices
+    ones = np.ones(60)
+    for kind in (sp.csr_array, sp.csr_matrix):
+        C = await coded.encode(kind(product), client=c)
+        expected = await c.compute(C @ ones)
+        for function in (abs, lambda C: C > 0, lambda C: C * 2):
+            await c.compute(function(C).map_blocks(lambda b: b.toarray(), dtype=float))
+        np.testing.assert_array_equal(await c.compute(C @ ones), expected)
+        for future in C.encoded.futures:
+            piece = await future
+            assert piece.has_canonical_format
+        for worker in workers:
+            for piece in worker.data.values():
+                if sp.issparse(piece):
+                    assert not (piece.data.flags.writeable or piece.indices.flags.writeable)
+    assert not product.has_sorted_indices  # the caller's matrix is as it was
+    assert product.data.flags.writeable
+
+    row = np.repeat(np.arange(6), 2)
+    twice = sp.coo_array((np.tile([200, 100], 6).astype("u1"), (row, row % 3)), shape=(6, 3))
+    C = await coded.encode(twice, client=c)
+    bytes_ = (C > 0).map_blocks(lambda b: b.toarray(), dtype=bool)
+    with pytest.raises(ValueError, match="read-only"):  # 300 does not fit into a byte
+        await c.compute(bytes_)
+    np.testing.assert_array_equal(await c.compute(C @ np.ones(3)), [300.0] * 6)
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_a_matrix_of_few_rows_has_no_chunk_without_rows(c, s, *workers):
+    for values in (np.arange(1.0, 6)[None], np.arange(10).reshape(2, 5), np.ones((3, 7))):
+        C = await coded.encode(values, client=c)
+        assert min(C.chunks[0]) > 0 and C.code.tolerance == 1
+        np.testing.assert_array_equal(await c.compute(2 * C), 2 * values)
+        np.testing.assert_array_equal(await c.compute(C.cumsum(0)), values.cumsum(0))
+    tall = np.arange(16.0).reshape(8, 2)
+    C = await coded.encode(tall, client=c, transpose=True)
+    np.testing.assert_array_equal(await c.compute(2 * C.T), 2 * tall.T)
+    heavy = sp.csr_array(np.vstack([np.ones((1, 200)), np.eye(9, 200)]))
+    C = await coded.encode(heavy, client=c)
+    assert min(C.chunks[0]) > 0
+
+
+def test_indices_outside_of_a_sparse_matrix_are_refused(client):
+    for index in (10**6, 5, -1):
+        A = sp.csr_array((np.ones(3), [0, 1, index], [0, 1, 2, 3]), shape=(3, 3))
+        with pytest.raises(ValueError, match="ind"):
+            coded.encode(A, client=client)

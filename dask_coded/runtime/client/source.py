@@ -40,6 +40,8 @@ def matrix_source(A: Any) -> Any:
         )
     if scipy.sparse.issparse(A):
         A = to_csr(A)
+        # SciPy's products read memory that is not the matrix's where an index is too large.
+        A.check_format(full_check=True)
     elif hasattr(A, "to_dask_array"):
         raise TypeError(
             f"The matrix to encode must be an array, it is a {type(A).__name__}: pass "
@@ -151,13 +153,17 @@ def block_rows(source: Any, code: Code) -> tuple[int, ...]:
     """Return the number of rows of each of the k blocks.
 
     Blocks are equal up to one row. If the code does not mix them, blocks of a SciPy sparse matrix
-    have equal numbers of non-zeros instead.
+    have equal numbers of non-zeros instead. None is empty if there are enough rows.
     """
     rows, k = source.shape[0], code.k
     if code.exact and scipy.sparse.issparse(source) and source.nnz:
         # A row costs its non-zeros, plus one for writing its result.
         cost = np.cumsum(np.diff(source.indptr) + 1)
         cuts = np.searchsorted(cost, cost[-1] * np.arange(1, k) / k, side="right")
+        if rows >= k:  # a row that costs more than a block does not leave others empty
+            first = np.arange(1, k)
+            cuts = np.maximum.accumulate(np.maximum(cuts, first) - first) + first
+            cuts = np.minimum(cuts, rows - k + first)
     else:
         cuts = np.arange(1, k) * rows // k
     return tuple(np.diff(np.concatenate([[0], cuts, [rows]])).tolist())

@@ -23,7 +23,7 @@ from distributed.protocol.serialize import ToPickle
 from distributed.utils import sync
 
 from dask_coded.arguments import check_chunk
-from dask_coded.chunks import as_declared, check_type, some_rows
+from dask_coded.chunks import as_declared, check_type, some_rows, unchanging
 from dask_coded.rounds.accuracy import doubtful_when_rebuilt
 from dask_coded.rounds.footprint import Footprint, footprint_of
 from dask_coded.rounds.scaling import (
@@ -268,6 +268,7 @@ class _Mixer:
                 data = spec.footprints.within(data, spec.blocks_of([self.piece]))
             elif self.block >= 0 and spec.reporters[self.block] == self.piece:
                 self.footprint = footprint_of(data)
+            data = unchanging(data)
         elif not isinstance(data, MappedArray):
             data = np.require(np.asarray(data, dtype=spec.dtype), requirements=["C", "A"])
         finite = True

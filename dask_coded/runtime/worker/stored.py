@@ -20,6 +20,7 @@ import dask
 from dask.typing import Key
 from dask.utils import parse_timedelta
 
+from dask_coded.chunks import unchanging
 from dask_coded.runtime.answers import Stored, ask
 from dask_coded.runtime.spec import CodedSpec, as_key
 from dask_coded.runtime.worker.disk import Disk, MappedArray
@@ -362,4 +363,5 @@ def _read(
                 made[0].release(first, last)
             disk.filled(key, made[0][first:last].nbytes)
 
-    return read_piece(storage, piece, shape, spec.dtype, spec.sparse_type, empty, read)
+    data, growth = read_piece(storage, piece, shape, spec.dtype, spec.sparse_type, empty, read)
+    return (unchanging(data) if spec.sparse_type else data), growth

@@ -38,6 +38,9 @@ from dask_coded.loop import QUIET, Loop, Progress
 
 # Number of Lanczos iterations that share their rounds.
 _STARTS = 4
+# Rounds in which a small part of a graph is found beside a large one of few eigenvalues, and the
+# share of an eigenvalue that is rounding.
+_LEAST, _EXACT = 10, 1e-12
 
 
 def laplacian(graph: Any, *, normalized: bool = False) -> sp.csr_array:
@@ -178,7 +181,9 @@ def greatest_eigenvalue_rounds(
         # Each tridiagonal matrix's eigenvalue is at most this far from one of the operator's.
         uncertain = beta * np.abs(last_entry)
         share = float((uncertain / np.where(greatest == 0, 1, np.abs(greatest))).max())
-        last = share <= tol or i == max_iter
+        # A graph of few distinct eigenvalues seems to be done after two rounds, before what is in
+        # the small rest of it was found.
+        last = (share <= tol and (i >= _LEAST or share <= _EXACT)) or i == max_iter
         before, q, off = q, w / np.where(beta == 0, 1, beta), np.vstack([off, beta])
         loop.report(
             Progress.of(operator, i, share), state=(i + 1, before, q, diagonal, off), last=last

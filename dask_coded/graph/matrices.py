@@ -32,11 +32,18 @@ def read_matrix_market(source: Source) -> Graph:
     """Read a Matrix Market file. Of entries that it lists several times, the last one counts."""
     with source.binary(_ENTRY) as file:
         header = _header(file)
-        rows, columns, entries, *_ = scipy.io.mminfo(io.BytesIO(header))
+        rows, columns, entries, kind, field, symmetry = scipy.io.mminfo(io.BytesIO(header))
         if rows != columns:
             raise ValueError(f"expected a square adjacency matrix, this one is {rows} x {columns}.")
         check_memory("The matrix", _ROW * rows + _ENTRY * entries)
-        found = sp.coo_array(scipy.io.mmread(Joined.buffered(header, file)))
+        content: Any = _Content.buffered(header, file)
+        found = sp.coo_array(scipy.io.mmread(content))
+    if kind == "array" and symmetry != "general":
+        # SciPy does not miss what is not there.
+        wanted = rows * (rows + (-1 if symmetry == "skew-symmetric" else 1)) // 2
+        there = (content.raw.words - len(header.split())) // (2 if field == "complex" else 1)
+        if there < wanted:
+            raise ValueError(f"the file is cut off: it has {there} of {wanted} values.")
     if found.shape[0] == 0:
         return from_matrix(found)
     matrix = sp.csr_array(found)
@@ -44,6 +51,28 @@ def read_matrix_market(source: Source) -> Graph:
         row, column = found.coords
         matrix = last_of_each(row, column, found.data, rows)
     return from_matrix(matrix)
+
+
+class _Content(Joined):
+    """The text of a matrix, whose words are counted.
+
+    It ends with a line break: SciPy would read on behind a number that ends the file.
+    """
+
+    def __init__(self, head: bytes, rest: BinaryIO) -> None:
+        super().__init__(head, rest)
+        self.words = 0
+        self._within = self._ended = False
+
+    def readinto(self, buffer: Any) -> int:
+        length = super().readinto(buffer)
+        if not length and not self._ended:
+            self._ended, length = True, 1
+            buffer[:1] = b"\n"
+        block = bytes(buffer[:length])
+        self.words += len(block.split()) - (self._within and not block[:1].isspace())
+        self._within = bool(block) and not block[-1:].isspace()
+        return length
 
 
 def _header(file: BinaryIO) -> bytes:

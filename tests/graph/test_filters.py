@@ -379,3 +379,15 @@ def test_a_matrix_with_indices_beyond_its_shape_is_refused():
     matrix.indices[1] = 10**6
     with pytest.raises(ValueError, match="indices must be"):
         coded.graph.filter(matrix, np.ones(2), coded.graph.Heat(1.0))
+
+
+@pytest.mark.parametrize("pairs", [1000, 100_000])
+def test_the_bound_counts_a_small_part_beside_many_that_are_alike(pairs):
+    """Two rounds leave almost nothing of the small part in the vectors, and seem to be enough."""
+    first = 2 * np.arange(pairs)
+    edges = [np.column_stack([first, first + 1]), np.array([[0, 1], [1, 2]]) + 2 * pairs]
+    row, column = np.concatenate(edges).T
+    n = 2 * pairs + 3
+    A = sp.coo_array((np.ones(len(row)), (row, column)), shape=(n, n))
+    matrix = laplacian(A + A.T)
+    assert 3.0 <= greatest_eigenvalue_rounds(matrix) <= 3.2

@@ -203,3 +203,27 @@ def test_a_damaged_archive_is_read_or_refused(changes):
         read_graph(io.BytesIO(bytes(content)))
     except ValueError as error:
         assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("symmetry", "values", "wanted"),
+    [("symmetric", 2, 6), ("symmetric", 0, 6), ("skew-symmetric", 2, 3)],
+)
+def test_a_triangle_that_is_cut_off_is_refused(tmp_path, symmetry, values, wanted):
+    """SciPy takes what is missing for zeros."""
+    file = tmp_path / "cut.mtx"
+    lines = [f"%%MatrixMarket matrix array real {symmetry}", "% a comment", "3 3"]
+    file.write_text("\n".join([*lines, *["1.5"] * values, ""]))
+    with pytest.raises(ValueError, match=f"cut off: it has {values} of {wanted} values"):
+        read_graph(file)
+    file.write_text("\n".join([*lines, *["1.5"] * wanted, ""]))
+    if symmetry == "symmetric":  # otherwise there are negative weights
+        assert len(read_graph(file).nodes) == 3
+
+
+@pytest.mark.parametrize("end", ["4.2E", "4.2E-", "4.2", "4"])
+def test_a_file_that_ends_within_a_number_does_not_end_the_process(tmp_path, end):
+    file = tmp_path / "cut.mtx"
+    file.write_text(f"%%MatrixMarket matrix coordinate real general\n3 3 3\n2 1 {end}")
+    with pytest.raises(ValueError):
+        read_graph(file)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bz2
 import contextlib
+import gzip
 import json
 
 import numpy as np
@@ -192,3 +194,41 @@ def test_one_line_and_exit_code_2(matrix, tmp_path, monkeypatch, command, expect
 def test_a_shell_completes_commands(shell):
     result = run(prog_name="dask-coded", env={"_DASK_CODED_COMPLETE": f"{shell}_source"})
     assert "_DASK_CODED_COMPLETE" in succeeded(result)
+
+
+@pytest.mark.parametrize("kind", ["gz", "bz2", "damaged.gz"])
+def test_damaged_samples_are_named(samples, tmp_path, kind):
+    packed = (bz2 if kind == "bz2" else gzip).compress(samples[0].read_bytes())
+    file = tmp_path / f"samples.txt.{kind.rpartition('.')[2]}"
+    half = len(packed) // 2
+    file.write_bytes(packed[:half] + (b"\0" * 200 + packed[half:] if "damaged" in kind else b""))
+    result = run("fit", file)
+    assert result.exit_code == 2, result.output
+    assert f"{file}: expected samples in the format of svmlight" in result.output
+
+
+def test_damaged_archives_are_named_in_one_line(tmp_path):
+    file = tmp_path / "A.npz"
+    scipy.sparse.save_npz(file, scipy.sparse.random_array((60, 60), density=0.5, rng=0).tocsr())
+    whole = bytearray(file.read_bytes())
+    whole[20:60] = bytes(40)
+    file.write_bytes(whole)
+    result = run("svd", file)
+    assert result.exit_code == 2
+    assert len(result.output) < 500
+
+
+def test_targets_in_an_archive_are_refused(matrix, tmp_path):
+    np.savez(tmp_path / "targets.npz", y=np.ones(60))
+    result = run("fit", matrix, "--targets", tmp_path / "targets.npz")
+    assert result.exit_code == 2
+    assert "expected a NumPy array (.npy): it holds a NpzFile" in result.output
+
+
+def test_indices_outside_of_a_matrix_are_refused(tmp_path):
+    file = tmp_path / "A.npz"
+    A = scipy.sparse.csr_array((np.ones(3), [0, 1, 9], [0, 1, 2, 3]), shape=(3, 3))
+    scipy.sparse.save_npz(file, A)
+    result = run("svd", file)
+    assert result.exit_code == 2
+    assert "expected a NumPy array (.npy) or a SciPy sparse matrix (.npz)" in result.output

@@ -6,9 +6,11 @@ import asyncio
 import logging
 import os
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tokenize import TokenError
 from typing import IO, Any, TypeVar
 from zipfile import BadZipFile
 
@@ -22,7 +24,7 @@ from distributed.comm import parse_address, parse_host_port
 from distributed.comm.registry import get_backend
 from distributed.security import Security
 
-from dask_coded.arguments import to_csr
+from dask_coded.arguments import printable, to_csr
 from dask_coded.codes import CODES, Code
 from dask_coded.graph import ConvergenceError, Graph, read_graph
 from dask_coded.local import local_client
@@ -56,19 +58,34 @@ def read_input(
     return graph.to_undirected() if undirected else graph
 
 
+#: What NumPy, SciPy and scikit-learn raise when they read a damaged file, packed or not.
+_DAMAGED = (
+    *(OSError, ValueError, KeyError, EOFError, NotImplementedError, OverflowError),
+    *(BadZipFile, TokenError, zlib.error),
+)
+
+
+def _brief(error: Exception) -> str:
+    """Return the first line of an error, without bytes of the file that it may contain."""
+    lines = printable(str(error)).splitlines() or [repr(error)]
+    return lines[0] if len(lines[0]) <= 200 else f"{lines[0][:200]} …"
+
+
 def read_matrix(file: Path) -> Any:
     """Read a matrix of numbers."""
     try:
         found = scipy.sparse.load_npz(file) if file.suffix == ".npz" else np.load(file)
-        if not (scipy.sparse.issparse(found) or isinstance(found, np.ndarray)):
+        if scipy.sparse.issparse(found):
+            found = to_csr(found)
+            found.check_format(full_check=True)
+        elif not isinstance(found, np.ndarray):
             raise ValueError(f"it holds a {type(found).__name__}")
-    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+    except _DAMAGED as error:
         # NumPy takes any other file for a pickle.
-        reason = "it is neither" if "pickle" in str(error) else error
+        reason = "it is neither" if "pickle" in str(error) else _brief(error)
         raise BadInput(
             f"{file}: expected a NumPy array (.npy) or a SciPy sparse matrix (.npz): {reason}"
         ) from error
-    found = to_csr(found) if scipy.sparse.issparse(found) else found
     if found.ndim != 2 or 0 in found.shape or found.dtype.kind not in "fciub":
         raise BadInput(
             f"{file}: expected a matrix of numbers, it has the shape {found.shape} and the dtype "
@@ -85,8 +102,10 @@ def read_samples(file: Path, targets: Path | None) -> tuple[Any, Any]:
         samples = read_matrix(file)
         try:
             wanted = np.load(targets)
-        except (OSError, ValueError, EOFError) as error:
-            raise BadInput(f"{targets}: expected a NumPy array (.npy): {error}") from error
+            if not isinstance(wanted, np.ndarray):
+                raise ValueError(f"it holds a {type(wanted).__name__}")
+        except _DAMAGED as error:
+            raise BadInput(f"{targets}: expected a NumPy array (.npy): {_brief(error)}") from error
         return samples, wanted
     if targets is not None:
         raise BadInput(f"{file}: only .npy and .npz files need --targets, svmlight has its own.")
@@ -98,10 +117,10 @@ def read_samples(file: Path, targets: Path | None) -> tuple[Any, Any]:
         ) from error
     try:
         found = load_svmlight_file(sys.stdin.buffer if file == STANDARD else str(file))
-    except (OSError, ValueError) as error:
+    except _DAMAGED as error:
         raise BadInput(
             f"{file}: expected samples in the format of svmlight, or .npy or .npz with --targets: "
-            f"{error}"
+            f"{_brief(error)}"
         ) from error
     return found[0], found[1]
 

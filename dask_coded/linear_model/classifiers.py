@@ -48,9 +48,16 @@ class _Classifier(ClassifierMixin, LinearModel):
         if sample_weight is not None:
             weights = check_weights("sample_weight", here(sample_weight, client), len(y))
         if self.class_weight is not None:
-            factors = compute_class_weight(
-                self.class_weight, classes=self.classes_, y=y, sample_weight=weights
-            )
+            with np.errstate(divide="ignore"):  # of a class without weight
+                factors = compute_class_weight(
+                    self.class_weight, classes=self.classes_, y=y, sample_weight=weights
+                )
+            if self.class_weight == "balanced" and not np.isfinite(factors).all():
+                empty = self.classes_[~np.isfinite(factors)][0]
+                raise ValueError(
+                    f"With class_weight='balanced' each class needs a row of positive weight in "
+                    f"'sample_weight', class {empty} has none."
+                )
             factors = check_weights("class_weight", factors, len(self.classes_))[codes]
             weights = factors * (1.0 if weights is None else weights)
             if not weights.any():

@@ -582,3 +582,11 @@ except ImportError as error:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "Ridge needs scikit-learn: pip install 'dask-coded[linear-model]'.\n"
+
+
+def test_balanced_classes_need_a_row_of_positive_weight():
+    X, y = np.arange(6.0)[:, None], np.arange(6) % 3
+    with pytest.raises(
+        ValueError, match=r"each class needs a row of positive weight .* class 2 has"
+    ):
+        LogisticRegression(class_weight="balanced").fit(X, y, sample_weight=(y < 2).astype(float))

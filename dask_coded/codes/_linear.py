@@ -26,9 +26,14 @@ import numpy.typing as npt
 
 from dask_coded.arguments import check_whole
 from dask_coded.codes._span import DEPENDENT, Span, combination, recovery, span
-from dask_coded.codes._subsets import EXHAUSTIVE_SUBSETS, DecodeProbability, k_subsets
+from dask_coded.codes._subsets import (
+    EXHAUSTIVE_SUBSETS,
+    DecodeProbability,
+    all_span,
+    k_subsets,
+    most_lost,
+)
 from dask_coded.registry import Registry
-from dask_coded.typing import Ints
 
 #: Codes by the name under which the command line and :func:`dask_coded.encode` select them.
 CODES: Registry[type[Code]] = Registry("code")
@@ -157,12 +162,12 @@ class Code:
                     f"Argument 'need' must be [{self.k}], the number of blocks, for a code of one "
                     f"group, it is [{need}]: leave it out."
                 )
-            self.threshold = self.threshold and _all_span(self.G, self.k, self.k)
+            self.threshold = self.threshold and all_span(self.G, self.k, self.k)
             return
         for group, need in enumerate(self.need.tolist()):
             rows = self.G[self.group == group]
             rank = int(np.linalg.matrix_rank(rows))
-            enough = 0 < need <= len(rows) and _all_span(rows, need, rank)
+            enough = 0 < need <= len(rows) and all_span(rows, need, rank)
             if not (self.threshold and enough):
                 raise ValueError(
                     f"Any {need} pieces of group {group} must suffice to make its other pieces, "
@@ -503,30 +508,6 @@ class Code:
         return max(self.condition_number(s) for s in subsets)
 
 
-def most_lost(place: Ints, group: Ints, need: Ints) -> int:
-    """Return how many places may be lost, whichever they are, if counts of pieces decide.
-
-    Parameters
-    ----------
-    place, group : ndarray of int, shape (pieces,)
-    need : ndarray of int, shape (groups,)
-
-    Examples
-    --------
-    Two pieces in each of three places, any four of which are needed:
-
-    >>> most_lost(np.array([0, 0, 1, 1, 2, 2]), np.zeros(6, int), np.array([4]))
-    1
-    """
-    found = []
-    for g, enough in enumerate(need.tolist()):
-        # At worst those places are left that hold the fewest pieces.
-        held = np.sort(np.unique(place[group == g], return_counts=True)[1])
-        left = np.searchsorted(np.cumsum(held), enough) + 1
-        found.append(len(held) - int(left))
-    return min(found)
-
-
 def _wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.result_type(dtype, np.float64)
 
@@ -539,9 +520,3 @@ def _labels(name: str, values: npt.ArrayLike, pieces: int) -> npt.NDArray[np.int
             f"its shape is {labels.shape}."
         )
     return labels
-
-
-def _all_span(rows: npt.NDArray[np.float64], count: int, rank: int) -> bool:
-    """Whether any ``count`` rows have a rank, judged by a sample if there are many sets."""
-    sets = np.array(k_subsets(len(rows), count))
-    return bool((np.linalg.matrix_rank(rows[sets]) == rank).all())

@@ -1,4 +1,4 @@
-"""Subsets of pieces to examine: all of them if there are few, otherwise a sample."""
+"""Subsets of pieces: which ones to examine, and how many may be lost."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
+
+from dask_coded.typing import Ints
 
 #: If there are at most this many subsets, all are examined; of more, this many are drawn at random.
 EXHAUSTIVE_SUBSETS = 3_000
@@ -79,3 +81,33 @@ def smallest_of_minors(
         at, stack = zip(*minors, strict=True)
         out[list(at)] = np.linalg.svd(np.stack(stack), compute_uv=False)[:, -1]
     return out
+
+
+def all_span(rows: npt.NDArray[np.float64], count: int, rank: int) -> bool:
+    """Whether any ``count`` rows have a rank, judged by a sample if there are many sets."""
+    sets = np.array(k_subsets(len(rows), count))
+    return bool((np.linalg.matrix_rank(rows[sets]) == rank).all())
+
+
+def most_lost(place: Ints, group: Ints, need: Ints) -> int:
+    """Return how many places may be lost, whichever they are, if counts of pieces decide.
+
+    Parameters
+    ----------
+    place, group : ndarray of int, shape (pieces,)
+    need : ndarray of int, shape (groups,)
+
+    Examples
+    --------
+    Two pieces in each of three places, any four of which are needed:
+
+    >>> most_lost(np.array([0, 0, 1, 1, 2, 2]), np.zeros(6, int), np.array([4]))
+    1
+    """
+    found = []
+    for g, enough in enumerate(need.tolist()):
+        # At worst those places are left that hold the fewest pieces.
+        held = np.sort(np.unique(place[group == g], return_counts=True)[1])
+        left = np.searchsorted(np.cumsum(held), enough) + 1
+        found.append(len(held) - int(left))
+    return min(found)

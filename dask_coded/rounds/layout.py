@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dask_coded.codes import Code
-from dask_coded.codes._linear import most_lost
+from dask_coded.codes._subsets import most_lost
 from dask_coded.typing import Bools, Floats, Ints
 
 

@@ -215,6 +215,6 @@ def test_sets_of_a_code_that_does_not_count_pieces_are_not_examined(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each set costs a singular value decomposition, and the answer is known."""
-    monkeypatch.setattr(_linear, "_all_span", lambda *args: pytest.fail("sets are examined"))
+    monkeypatch.setattr(_linear, "all_span", lambda *args: pytest.fail("sets are examined"))
     code = RandomLinear(8, 5)
     assert code.threshold is code.extended().threshold is False

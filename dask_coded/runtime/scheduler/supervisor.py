@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,6 +39,7 @@ from tornado.ioloop import PeriodicCallback
 from dask_coded.compat import end_fetches, makes_result
 from dask_coded.runtime.scheduler import stuck
 from dask_coded.runtime.scheduler.awaited import Awaited
+from dask_coded.runtime.scheduler.followers import Followers, Tell
 from dask_coded.runtime.scheduler.placing import Limits, Placing
 from dask_coded.runtime.scheduler.standings import Standings
 from dask_coded.runtime.spec import NAME, PieceTask, as_key, coded_task
@@ -49,9 +50,6 @@ if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState, WorkerState
 
 logger = logging.getLogger("distributed.dask_coded")
-
-#: Tells the worker of a task whether another worker is silent.
-Tell = Callable[[str, Key, str, bool], None]
 
 # A task that keeps no state loses all its work when it is taken over. Its worker may be silent for
 # this fraction of the time that the task has been there, because its event loop may only be busy.
@@ -84,10 +82,6 @@ class _Run:
     #: on last.
     setbacks: int = 0
     round: int = 0
-    #: The workers that a plugin follows for it; those reported as silent; how to report them.
-    followed: frozenset[str] = frozenset()
-    silent: set[str] = field(default_factory=set)
-    tell: Tell | None = None
     #: In how many plans its worker has been slow, up to the last one.
     slow: int = 0
     #: Whether the log says that no other worker can run it.
@@ -136,6 +130,7 @@ class Supervisor:
         # silent meanwhile, they are computed again, after the same patience as with a coordinator.
         self._fresh: dict[Key, float] = {}
         self._awaited = Awaited(scheduler)
+        self._followers = Followers(self._suspects, self._membership.owes)
         # Since when workers of coordinators have been paused.
         self._paused: dict[str, float] = {}
         timer = PeriodicCallback(self.look, 1000 * self._timeouts.tick)
@@ -175,11 +170,13 @@ class Supervisor:
         self._processing.clear()
         self._fresh.clear()
         self._awaited.clear()
+        self._followers.clear()
 
     def transition(self, key: Key, start: str, finish: str) -> None:
         """Follow a transition of any task; called by the scheduler plugin."""
         if finish == "forgotten":
             self._placing.forget(key)
+            self._followers.forget(key)
         if self.knows_none or (ts := self._scheduler.tasks.get(key)) is None:
             return
         if finish == "memory":
@@ -274,9 +271,8 @@ class Supervisor:
         worker is silent, or that it is available: it answers again, or has just joined.
         """
         self.resumed(key, round)
-        if run := self._runs.get(key):
-            run.followed, run.tell = frozenset(workers), tell
-            run.silent.clear()
+        if key in self._runs:
+            self._followers.follow(key, workers, tell)
 
     def expect(self, keys: Collection[Key], client: str) -> None:
         """Stream handler: a client, whose name Dask adds, waits for tasks, unless they are many."""
@@ -308,7 +304,7 @@ class Supervisor:
                     run.worker, run.since = ws.address, now
                 watched.setdefault(ws.address, []).append(ts)
         # There may be many, so they are asked less often.
-        followed = {a for key in self._processing for a in self._runs[key].followed}
+        followed = self._followers.workers(self._processing)
         quiet = dict.fromkeys(followed.intersection(self._able), self._timeouts.quiet())
         self._standings.look(quiet | dict.fromkeys(watched, 0.0))
         self._place_queued()
@@ -370,30 +366,15 @@ class Supervisor:
 
     def _tell_followers(self) -> None:
         """Say which workers are silent, for each task as soon as its patience ends."""
-        for key in self._processing:
-            run = self._runs[key]
-            if not run.followed:
-                continue
-            patience = self._patience(self._scheduler.tasks[key])
-            late = [
-                address
-                for address in run.followed.difference(run.silent, [run.worker])
-                if address in self._suspects and self._membership.owes(address, patience)
-            ]
-            for address in late:
-                assert run.tell is not None
-                run.tell(run.worker, key, address, True)
-            run.silent.update(late)
-            run.setbacks += bool(late)
+        for key in filter(self._followers.__contains__, self._processing):
+            run, patience = self._runs[key], self._patience(self._scheduler.tasks[key])
+            run.setbacks += self._followers.say_silent(key, run.worker, patience)
 
     def available(self, address: str) -> None:
         """Say that a worker has joined, answers, or runs again."""
         self._placing.waiting.pop(address, None)  # its data come
-        for key in self._processing:
-            run = self._runs[key]
-            if run.tell is not None:
-                run.silent.discard(address)
-                run.tell(run.worker, key, address, False)
+        for key in filter(self._followers.__contains__, self._processing):
+            self._followers.say_available(key, self._runs[key].worker, address)
         self._place_waiting()
 
     def _place_queued(self) -> None:

@@ -293,7 +293,7 @@ async def test_a_block_is_computed_again_where_nothing_fetches_it(c, s, a, b, *o
     user = c.submit(np.sum, block, workers=[b.address])
     await async_poll_for(lambda: s.workers[b.address].processing, timeout=60)
     assert plugin.holders(block.key, avoid=[a.address])["answer"].data.addresses == ()
-    assert plugin._coded.placing.waiting == {a.address: {("block", b.address)}}
+    assert plugin._coded.placing.waiting == {a.address: {"block": {b.address}}}
     assert s.tasks["block"].worker_restrictions.isdisjoint({a.address, b.address})
     over.set()
     assert await user == 3.0

@@ -318,6 +318,11 @@ def to_csr(matrix: Any) -> Any:
     scipy.sparse.csr_array or csr_matrix, shape (m, n)
         Of the same dtype.
 
+    Raises
+    ------
+    ValueError
+        If an index is out of range: SciPy would read or write other memory.
+
     Examples
     --------
     >>> import scipy.sparse
@@ -325,6 +330,10 @@ def to_csr(matrix: Any) -> Any:
     >>> to_csr(twice) @ [1.0], twice.tocsr() @ [1.0]
     (array([300.]), array([44.]))
     """
+    if matrix.format in ("csr", "csc", "bsr"):
+        # Of another object, because the check replaces attributes.
+        parts = matrix.data, matrix.indices, matrix.indptr
+        type(matrix)(parts, shape=matrix.shape).check_format(full_check=True)
     found = matrix.tocsr()
     wide = np.result_type(matrix.dtype, np.float64) == matrix.dtype
     if matrix.format != "coo" or wide or found.nnz == matrix.nnz:

@@ -28,7 +28,7 @@ from dask_coded.arguments import check_workers, unwrapped
 from dask_coded.caller import warner
 from dask_coded.choice import Choice
 from dask_coded.codes import Code, RandomLinear
-from dask_coded.compat import TaskRef, known_workers
+from dask_coded.compat import Alias, TaskRef, known_workers
 from dask_coded.dispatch import dispatch_products
 from dask_coded.display import Display
 from dask_coded.labels import UNLABELLED, Labels, as_factor, labels_of
@@ -265,12 +265,19 @@ class CodedArray(ProductArray):
         spec = encoded.spec
         # Whoever holds the graph, such as a published dataset or a lazy result, holds all pieces.
         both = [encoded] if back is None else [encoded, back]
-        graph = {f.key: f for each in both for f in (*each.futures, *each.checks)}
+        graph: dict[Any, Any] = {f.key: f for each in both for f in (*each.futures, *each.checks)}
         meta: Any = np.empty((0, 0), dtype=spec.dtype)
         if spec.sparse:
             meta = spec.sparse((0, 0), dtype=spec.dtype)
-        chunks = (spec.geometry.rows, (spec.columns,))
-        self = super().__new__(cls, graph, spec.id, chunks, dtype=spec.dtype, meta=meta)
+        name, rows = spec.id, spec.geometry.rows
+        if not all(rows):
+            # Other functions of Dask do not expect chunks without rows.
+            name = f"{spec.id}-rows"
+            some = [(spec.id, j, 0) for j, count in enumerate(rows) if count]
+            graph |= {(name, i, 0): Alias((name, i, 0), key) for i, key in enumerate(some)}
+            rows = tuple(filter(None, rows))
+        chunks = (rows, (spec.columns,))
+        self = super().__new__(cls, graph, name, chunks, dtype=spec.dtype, meta=meta)
         self.encoded = encoded
         self._back = back
         self.labels = labels

@@ -125,8 +125,9 @@ def unchanging(matrix: Any) -> Any:
 
     SciPy sorts the indices of a row, and adds up several entries of a cell, in place, in functions
     such as ``abs`` and ``>``: a piece would have other products from then on, or wrong ones while
-    another thread multiplies by it. So both are done in a copy before. If sums of integers do not
-    fit into the dtype, such functions raise an error, because the arrays are read-only.
+    another thread multiplies by it. So both are done in a copy before. If sums of entries do not
+    fit into the dtype, as those of two Trues, such functions raise an error, because the arrays are
+    read-only.
 
     Parameters
     ----------
@@ -142,13 +143,15 @@ def unchanging(matrix: Any) -> Any:
     if not matrix.has_canonical_format:
         own = matrix.copy()
         own.sum_duplicates()
-        wide = matrix.astype(np.result_type(matrix.dtype, np.float64))
-        wide.sum_duplicates()
-        if matrix.dtype.kind in "biu":
-            same = np.array_equal(own.data, wide.data)
-        else:  # apart from rounding
-            same = np.array_equal(np.isfinite(own.data), np.isfinite(wide.data))
-        matrix = own if same else matrix
+        fits = True
+        if own.nnz < matrix.nnz and matrix.dtype != (wider := np.result_type(matrix, np.float64)):
+            wide = matrix.astype(wider)
+            wide.sum_duplicates()
+            if matrix.dtype.kind in "biu":
+                fits = np.array_equal(own.data, wide.data)
+            else:  # apart from rounding
+                fits = np.array_equal(np.isfinite(own.data), np.isfinite(wide.data))
+        matrix = own if fits else matrix
     parts = matrix.data, matrix.indices, matrix.indptr
     found = type(matrix)(tuple(part.view() for part in parts), shape=matrix.shape)
     found.has_canonical_format = matrix.has_canonical_format

@@ -60,7 +60,7 @@ def read_input(
 
 #: What NumPy, SciPy and scikit-learn raise when they read a damaged file, packed or not.
 _DAMAGED = (
-    *(OSError, ValueError, KeyError, EOFError, NotImplementedError, OverflowError),
+    *(OSError, ValueError, KeyError, EOFError, RuntimeError, OverflowError),
     *(BadZipFile, TokenError, zlib.error),
 )
 
@@ -77,7 +77,6 @@ def read_matrix(file: Path) -> Any:
         found = scipy.sparse.load_npz(file) if file.suffix == ".npz" else np.load(file)
         if scipy.sparse.issparse(found):
             found = to_csr(found)
-            found.check_format(full_check=True)
         elif not isinstance(found, np.ndarray):
             raise ValueError(f"it holds a {type(found).__name__}")
     except _DAMAGED as error:

@@ -37,8 +37,9 @@ def read_matrix_market(source: Source) -> Graph:
             raise ValueError(f"expected a square adjacency matrix, this one is {rows} x {columns}.")
         check_memory("The matrix", _ROW * rows + _ENTRY * entries)
         content: Any = _Content.buffered(header, file)
+        triangle = content.raw.counts = kind == "array" and symmetry != "general"
         found = sp.coo_array(scipy.io.mmread(content))
-    if kind == "array" and symmetry != "general":
+    if triangle:
         # SciPy does not miss what is not there.
         wanted = rows * (rows + (-1 if symmetry == "skew-symmetric" else 1)) // 2
         there = (content.raw.words - len(header.split())) // (2 if field == "complex" else 1)
@@ -54,10 +55,12 @@ def read_matrix_market(source: Source) -> Graph:
 
 
 class _Content(Joined):
-    """The text of a matrix, whose words are counted.
+    """The text of a matrix, whose words may be counted.
 
     It ends with a line break: SciPy would read on behind a number that ends the file.
     """
+
+    counts = False
 
     def __init__(self, head: bytes, rest: BinaryIO) -> None:
         super().__init__(head, rest)
@@ -69,9 +72,9 @@ class _Content(Joined):
         if not length and not self._ended:
             self._ended, length = True, 1
             buffer[:1] = b"\n"
-        block = bytes(buffer[:length])
-        self.words += len(block.split()) - (self._within and not block[:1].isspace())
-        self._within = bool(block) and not block[-1:].isspace()
+        if self.counts and (block := bytes(buffer[:length])):
+            self.words += len(block.split()) - (self._within and not block[:1].isspace())
+            self._within = not block[-1:].isspace()
         return length
 
 

@@ -196,7 +196,10 @@ class RoundState:
     # -- what a round teaches ------------------------------------------------------------------
 
     def measured_speeds(self, elapsed: float) -> dict[int, float]:
-        """Return the work per second of each worker that was assigned any, after ``elapsed`` s."""
+        """Return the work per second of workers that were assigned any, after ``elapsed`` s.
+
+        Not of those that got their first work late, and have sent nothing.
+        """
         known = self.workers
         found = {}
         for worker in np.flatnonzero(~np.isnan(known.began)).tolist():
@@ -205,7 +208,9 @@ class RoundState:
             elif known.todo[worker] > 0 and self._had_time(worker, elapsed):
                 # No share has come: at best the worker was about to send its first stripe.
                 pieces = self.layout.pieces_of[worker]
-                found[worker] = float(self.layout.work[pieces, 0].mean()) / elapsed
+                found[worker] = float(self.layout.work[pieces, 0].mean()) / self._had(
+                    worker, elapsed
+                )
         return found
 
     def misprediction(self, elapsed: float) -> float:
@@ -223,24 +228,26 @@ class RoundState:
         return float(np.minimum(np.abs(ratios / np.median(ratios) - 1), 1.0).mean())
 
     def measured_lags(self, elapsed: float) -> dict[int, float]:
-        """Return the lag in seconds of each worker that was assigned any work."""
-        # A worker that has not reported needs longer than the whole round.
-        measured = self.workers.measured_lag
-        lags = np.where(np.isnan(measured), elapsed, measured)
-        began = np.flatnonzero(~np.isnan(self.workers.began)).tolist()
-        return {
-            worker: float(lags[worker])
-            for worker in began
-            if not np.isnan(measured[worker]) or self._had_time(worker, elapsed)
-        }
+        """Return the lag in seconds of the same workers as :meth:`measured_speeds`."""
+        found = {}
+        for worker in np.flatnonzero(~np.isnan(self.workers.began)).tolist():
+            lag = float(self.workers.measured_lag[worker])
+            if not np.isnan(lag):
+                found[worker] = lag
+            elif self._had_time(worker, elapsed):  # it needs longer than it has had
+                found[worker] = self._had(worker, elapsed)
+        return found
 
     def _had_time(self, worker: int, elapsed: float) -> bool:
-        """Whether it says anything of a worker if no share has come in so many seconds.
+        """Whether it says anything of a worker if no share has come.
 
-        Not of one that got its first work late in the round.
+        Not of one that got its first work in the second half of the round.
         """
-        spent = self.started + elapsed - float(self.workers.began[worker])
-        return 2 * spent >= elapsed > 0
+        return 2 * self._had(worker, elapsed) >= elapsed > 0
+
+    def _had(self, worker: int, elapsed: float) -> float:
+        """Return for how many seconds a worker has had work, ``elapsed`` after the round began."""
+        return self.started + elapsed - float(self.workers.began[worker])
 
     # -- events, from the round ----------------------------------------------------------------
 

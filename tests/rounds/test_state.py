@@ -88,7 +88,7 @@ def test_a_worker_that_was_called_in_late_and_has_sent_nothing_is_not_measured()
     for worker, at in enumerate((5.0, 5.5, 6.0)):
         state.now = at
         state.assign(worker, [StripeRange(worker, 0, 8)])
-    assert state.measured_lags(elapsed=1.25) == {0: 1.25, 1: 1.25}
-    assert state.measured_speeds(elapsed=1.25) == pytest.approx({0: 0.8, 1: 0.8})
+    assert state.measured_lags(elapsed=1.25) == {0: 1.25, 1: 0.75}
+    assert state.measured_speeds(elapsed=1.25) == pytest.approx({0: 0.8, 1: 4 / 3})
     state.record(2, [StripeRange(2, 0, 1)], seconds=0.2)
     assert set(state.measured_speeds(elapsed=1.25)) == {0, 1, 2}

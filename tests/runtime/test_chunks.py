@@ -304,11 +304,23 @@ async def test_functions_of_dask_do_not_change_a_sparse_piece(c, s, *workers):
 
 @gen_cluster(client=True, nthreads=FOUR)
 async def test_a_matrix_of_few_rows_has_no_chunk_without_rows(c, s, *workers):
-    for values in (np.arange(1.0, 6)[None], np.arange(10).reshape(2, 5), np.ones((3, 7))):
-        C = await coded.encode(values, client=c)
-        assert min(C.chunks[0]) > 0 and C.code.tolerance == 1
-        np.testing.assert_array_equal(await c.compute(2 * C), 2 * values)
-        np.testing.assert_array_equal(await c.compute(C.cumsum(0)), values.cumsum(0))
+    matrices = (
+        np.arange(1.0, 6)[None],
+        np.arange(10).reshape(2, 5),
+        np.ones((3, 7)),
+        np.eye(1, 3) > 0,
+    )
+    for values in matrices:
+        for code in (None, "repetition", coded.Repetition(4, 3)):
+            C = await coded.encode(values, code, c)
+            assert min(C.chunks[0]) > 0 and C.code.tolerance >= 1
+            for function in (lambda A: 2 * A, lambda A: A.cumsum(0), lambda A: A.max(0), np.abs):
+                found = await c.compute(function(C))
+                np.testing.assert_array_equal(found, function(values), strict=True)
+            ones = np.ones(values.shape[1])
+            np.testing.assert_array_equal(await c.compute(C @ ones), values @ ones)
+            np.testing.assert_array_equal(await c.compute(C[[0]] @ ones), values[[0]] @ ones)
+            np.testing.assert_array_equal(await c.compute(C), values)
     tall = np.arange(16.0).reshape(8, 2)
     C = await coded.encode(tall, client=c, transpose=True)
     np.testing.assert_array_equal(await c.compute(2 * C.T), 2 * tall.T)
@@ -317,8 +329,9 @@ async def test_a_matrix_of_few_rows_has_no_chunk_without_rows(c, s, *workers):
     assert min(C.chunks[0]) > 0
 
 
-def test_indices_outside_of_a_sparse_matrix_are_refused(client):
-    for index in (10**6, 5, -1):
-        A = sp.csr_array((np.ones(3), [0, 1, index], [0, 1, 2, 3]), shape=(3, 3))
-        with pytest.raises(ValueError, match="ind"):
-            coded.encode(A, client=client)
+@pytest.mark.parametrize("kind", [sp.csr_array, sp.csc_array, sp.csr_matrix])
+@pytest.mark.parametrize("index", [10**8, 5, -1])
+def test_indices_outside_of_a_sparse_matrix_are_refused(client, kind, index):
+    A = kind((np.ones(3), [0, 1, index], [0, 1, 2, 3]), shape=(3, 3))
+    with pytest.raises(ValueError, match="ind"):
+        coded.encode(A, client=client)

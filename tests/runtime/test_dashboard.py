@@ -17,6 +17,7 @@ from tornado.httpclient import AsyncHTTPClient
 
 import dask_coded as coded
 from dask_coded.runtime.scheduler import showing
+from dask_coded.runtime.scheduler.observer import _sum
 from dask_coded.runtime.worker.metrics import WorkerMetrics
 
 pytestmark = pytest.mark.versions
@@ -191,3 +192,16 @@ async def test_coordinators_that_have_left_are_summed_up(c, s, *workers):
     was = {row["address"]: row for row in before["workers"]}
     assert rows[there]["computed"] == was[there]["computed"] + 40 * 3
     assert rows["tcp://10.0.0.1:1"]["standing"] == "gone"
+
+
+def test_of_two_coordinators_the_one_with_the_last_round_counts_as_the_later_one():
+    nan = float("nan")
+    counts = {"seconds": 1.0, "alone": 0, "alone_seconds": 0.0, "coordinator": "a", "bound": 1.0}
+    last = {**counts, "rounds": 5, "at": 20.0, "last_seconds": 0.5}
+    alone = {**counts, "rounds": 0, "at": 30.0, "last_seconds": nan}
+    last["workers"] = {"w": (3, 1, 0, 1.0, 7.0, 0.5)}
+    alone["workers"] = {"w": (1, 0, 0, nan, nan, nan)}
+    for pair in ((last, alone), (alone, last)):
+        found = _sum(*pair)
+        assert (found["rounds"], found["last_seconds"]) == (5, 0.5)
+        assert found["workers"] == {"w": (4, 1, 0, 1.0, 7.0, 0.5)}

@@ -40,9 +40,6 @@ def matrix_source(A: Any) -> Any:
         )
     if scipy.sparse.issparse(A):
         A = to_csr(A)
-        # SciPy's products read memory that is not the matrix's where an index is too large. Of
-        # another object, because its check replaces attributes.
-        type(A)((A.data, A.indices, A.indptr), shape=A.shape).check_format(full_check=True)
     elif hasattr(A, "to_dask_array"):
         raise TypeError(
             f"The matrix to encode must be an array, it is a {type(A).__name__}: pass "

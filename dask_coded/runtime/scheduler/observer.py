@@ -175,8 +175,11 @@ class Observer:
                 if array in self._arrays:
                     known = found["arrays"].get(array)
                     found["arrays"][array] = each if known is None else _sum(known, each)
-        for each in self._told.get(_EARLIER, _nothing())["arrays"].values():
-            each["workers"] = {a: row for a, row in each["workers"].items() if a in there}
+        if earlier := self._told.get(_EARLIER):
+            arrays = {a: each for a, each in earlier["arrays"].items() if a in self._arrays}
+            for each in arrays.values():
+                each["workers"] = {a: row for a, row in each["workers"].items() if a in there}
+            earlier["arrays"] = arrays
 
     def _lives(self, address: str, told: dict[str, Any]) -> bool:
         return address in self._scheduler.workers or any(a in self._arrays for a in told["arrays"])
@@ -286,13 +289,20 @@ def _nothing() -> dict[str, Any]:
     return {"arrays": {}, "trainings": {}}
 
 
-def _sum(earlier: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
+def _sum(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     """Return what two coordinators have told of an array as that of one."""
+    # Products alone have no last round.
+    earlier, later = sorted((one, other), key=lambda each: (each["rounds"] > 0, each["at"]))
     workers = dict(earlier["workers"])
-    for address, (*stripes, predicted, measured, share) in later["workers"].items():
-        if (known := workers.get(address)) is not None:
-            stripes = [a + b for a, b in zip(known, stripes, strict=False)]
-        workers[address] = (*stripes, predicted, measured, share)
+    for address, row in later["workers"].items():
+        known = workers.get(address, row)
+        count = len(STRIPES) if address in workers else 0
+        sums = [a + b for a, b in zip(known[:count], row, strict=False)]
+        speeds = [
+            old if math.isnan(new) else new
+            for old, new in zip(known[len(sums) :], row[len(sums) :], strict=True)
+        ]
+        workers[address] = (*sums, *speeds)
     counts = {name: earlier[name] + later[name] for name in _COUNTS}
     return {**later, **counts, "workers": workers}
 

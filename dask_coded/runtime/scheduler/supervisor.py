@@ -508,10 +508,8 @@ class Supervisor:
                 self._record(ts).setbacks += ts in tasks
             # It would not begin on a worker that is fetching its first result.
             there = {other.processing_on.address for other in ts.dependents if other.processing_on}
-            if not (waits := there.difference(ended)):
-                continue
             for address in {ws.address for ws in ts.who_has or ()} & self._suspects:
-                self._placing.waiting[address][ts.key] |= waits
+                self._placing.waiting[address][ts.key] |= there.difference(ended)
         self._scheduler.transitions(
             {ts.key: "released" for ts in tasks}, stimulus_id=f"coded-run-again-{time()}"
         )

@@ -1264,3 +1264,20 @@ def test_what_waits_for_silent_workers_is_looked_up_by_what_is_needed():
     assert set(placing.waiting["silent"]) == {"data", "task", "other"}  # none is made by looking
     placing.forget("data")
     assert placing._usable(ts, {"a", "b", "c", "d"}) == {"a", "c", "d"}
+
+
+@gen_cluster(**FOUR)
+async def test_no_silent_worker_steals_what_is_computed_again(c, s, *workers):
+    """Dask lets any idle worker steal a task whose user allows other workers."""
+    await coded.encode(A, coded.MDS(4, 3), c)
+    plugin, first = plugin_of(s), workers[0].address
+    future = c.submit(np.sin, x, workers=[first], allow_other_workers=True, key="operand")
+    await wait(future)
+    ts = s.tasks[future.key]
+    assert ts.loose_restrictions
+    plugin.standings.suspect([first])
+    plugin.supervisor.run_again([ts])
+    assert first not in ts.worker_restrictions and not ts.loose_restrictions
+    await async_poll_for(lambda: ts.state == "memory", timeout=60)
+    assert ts.worker_restrictions == {first} and ts.loose_restrictions
+    assert first not in {ws.address for ws in ts.who_has}

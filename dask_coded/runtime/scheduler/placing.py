@@ -36,6 +36,8 @@ class Limits:
     coordinates: bool = True
     #: The worker that it was taken from last.
     avoid: str = ""
+    #: Whether its user lets it run elsewhere. Work stealing would ignore our restrictions, too.
+    loose: bool = False
 
 
 class Placing:
@@ -89,6 +91,7 @@ class Placing:
         ts.worker_restrictions = chosen or limits.workers
         # The scheduler would allow the workers on these hosts in addition to those named.
         ts.host_restrictions = None if chosen else limits.hosts
+        ts.loose_restrictions = limits.loose and not chosen
 
     def choice(self, ts: TaskState, limits: Limits) -> set[str]:
         """Return the workers that may run a task, except the worker that it was taken from.
@@ -97,7 +100,7 @@ class Placing:
         """
         if not limits.coordinates:
             found = self._allowed(ts, limits)
-            if not found and ts.loose_restrictions:
+            if not found and limits.loose:
                 found = self._usable(ts, self._answering(self._scheduler.running))
             return found - {limits.avoid}
         fast = self._usable(ts, self._fast_workers())

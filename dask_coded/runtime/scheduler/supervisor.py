@@ -160,7 +160,8 @@ class Supervisor:
 
     def _record(self, ts: TaskState, coordinates: bool = False) -> _Run:
         if (run := self._runs.get(ts.key)) is None:
-            limits = Limits(ts.worker_restrictions, ts.host_restrictions, coordinates)
+            loose = bool(ts.loose_restrictions)
+            limits = Limits(ts.worker_restrictions, ts.host_restrictions, coordinates, loose=loose)
             run = self._runs[ts.key] = _Run(limits, self._standings.clock())
         return run
 
@@ -190,6 +191,7 @@ class Supervisor:
         if not run.limits.coordinates:
             if finish in ("memory", "erred", "forgotten"):
                 ts.worker_restrictions, ts.host_restrictions = run.limits.workers, run.limits.hosts
+                ts.loose_restrictions = run.limits.loose
                 del self._runs[key]
             return
         self._processing.discard(key)

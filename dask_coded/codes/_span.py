@@ -24,11 +24,13 @@ Bools = npt.NDArray[np.bool_]
 
 # Rows are independent if they are by more than rounding.
 _ROUNDING = 1e-14
-#: Unless counting pieces is enough, sets with smaller singular values count as dependent, where all
-#: rows of ``G`` have norm one: decoding from them would lose half of the digits.
+#: Sets of pieces with smaller singular values count as dependent, because decoding from them would
+#: lose half of the digits. All rows of ``G`` have norm one here. Codes of which any ``k`` pieces
+#: suffice have no such limit.
 DEPENDENT = 1e-7
-# Components of vectors below this count as zero. Null vectors are exact to rounding divided by the
-# limit above. And a set that others would make independent always has one that adds to it.
+# Components of vectors below this count as zero. It lies between that limit and the error of null
+# vectors, which is rounding divided by it. So if other pieces make a set independent, one of them
+# adds to it.
 _NEGLIGIBLE = 1e-8
 
 

@@ -239,10 +239,7 @@ class RoundState:
         return found
 
     def _had_time(self, worker: int, elapsed: float) -> bool:
-        """Whether it says anything of a worker if no share has come.
-
-        Not of one that got its first work in the second half of the round.
-        """
+        """Whether a worker has had time for a share: its first work came in the first half."""
         return 2 * self._had(worker, elapsed) >= elapsed > 0
 
     def _had(self, worker: int, elapsed: float) -> float:

@@ -100,7 +100,7 @@ class Writer:
         return self._background.is_busy
 
     def begin(self, write: Callable[[], object]) -> None:
-        """Write a state. One that still waits to be written is dropped."""
+        """Write a state, instead of one that still waits to be written."""
 
         def work() -> None:
             began = monotonic()

@@ -35,7 +35,8 @@ _COUNTS = ("rounds", "seconds", "alone", "alone_seconds")
 BYTES = ("operand_bytes", "share_bytes")
 _TOTALS = (*_COUNTS, *STRIPES, *BYTES, "steps", "step_seconds")
 _OF_TRAININGS = ("step", "seconds", "workers", "units", "moved")
-#: Coordinators that have left, of which each is kept by itself.
+#: So many coordinators that have left are shown with all that they know of others. More would only
+#: lengthen the page: with two thousand it took 32 ms of the scheduler's loop.
 _GONE = 16
 #: What all earlier ones have told, as if they were one.
 _EARLIER = "earlier"

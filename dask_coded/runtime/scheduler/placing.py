@@ -173,7 +173,7 @@ class Placing:
         self._products[address] = seconds
 
     def forget(self, key: Key) -> None:
-        """Forget a result for which nobody can wait any more."""
+        """Forget a result, because no task can wait for it any more."""
         for waiting in self.waiting.values():
             waiting.pop(key, None)
 

@@ -44,7 +44,7 @@ class Scores:
         self.close = self._background.close
 
     def put(self, version: int, state: bytes) -> None:
-        """Score a state. One that still waits to be scored is dropped.
+        """Score a state, instead of one that still waits to be scored.
 
         Raises
         ------

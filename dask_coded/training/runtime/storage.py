@@ -109,7 +109,7 @@ class StateTaker(Protocol):
     every: int
 
     def put(self, version: int, state: bytes) -> None:
-        """Take the pickled state after ``version`` updates. One that still waits is dropped."""
+        """Take the pickled state after ``version`` updates, instead of one that still waits."""
 
     def finish(self) -> None:
         """Wait until all is done."""
@@ -148,7 +148,7 @@ class CheckpointWriter(Writer):
         self._said = False
 
     def put(self, version: int, state: bytes) -> None:
-        """Write a state. One that still waits to be written is dropped."""
+        """Write a state, instead of one that still waits to be written."""
         if self._reason and not self._said:
             self._said = True
             self._warn(
